@@ -1,0 +1,18 @@
+/*
+ * Identifiers: lower-case UUIDs (RFC 9562), by libuuid. The database makes those
+ * of its rows (a sandbox's begins with its node's number); programs make request
+ * ids.
+ */
+#ifndef PADDOCK_COMMON_ID_H
+#define PADDOCK_COMMON_ID_H
+
+#include <stdbool.h>
+
+#define ID_SIZE 37 /* 36 characters and NUL */
+
+/* A random (version 4) UUID. */
+void id_new(char out[ID_SIZE]);
+/* Exactly 36 characters, lower-case hex with dashes in place. */
+bool id_is_valid(const char *text);
+
+#endif
