@@ -1,0 +1,16 @@
+/*
+ * The JSON form of a row: sandbox_view and execution_view (sql/) to the
+ * resources of the REST contract. One home for handlers and daemon.
+ */
+#ifndef PADDOCK_COMMON_RESOURCE_H
+#define PADDOCK_COMMON_RESOURCE_H
+
+#include <jansson.h>
+#include <libpq-fe.h>
+
+/* New reference, NULL without memory or with a column missing. The result is in text format
+ * and its columns are those of the view, by name. */
+json_t *resource_sandbox(const PGresult *res, int row);
+json_t *resource_execution(const PGresult *res, int row);
+
+#endif
