@@ -1,0 +1,292 @@
+/*
+ * The process between PID 1 and one execution: waits for a spec, starts the
+ * process, passes on signals, ends the tree when told, reports, exits. It is a
+ * subreaper, so whatever the execution forks stays below it until it exits;
+ * when the main process ends by itself, the rest is left to PID 1. What must
+ * stay true: it runs as user 0 and holds no descriptor of another execution,
+ * and its death is seen by PID 1 as the end of the control socket (and the
+ * other way round: then it kills its tree).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/cleanup.h"
+#include "guestimg/init/init.h"
+
+#define CONTROL_FD 3
+
+struct supervisor {
+    const struct init *init;
+    int children_fd; /* signalfd */
+    int null_fd;
+    pid_t main_pid;
+    bool main_alive;
+    bool children_left;
+    bool kill_asked;
+    int64_t kill_at_ms;
+    struct report end;
+    char script_path[PATH_MAX]; /* "" if none */
+};
+
+static void take_stdio(int control_fd, const int stdio[3])
+{
+    /* All of these are above 2 in PID 1, whose 0 to 2 are taken, so none overwrites another
+     * before its turn; the control socket comes last. */
+    for (int fd = 0; fd < 3; fd++) {
+        if (dup2(stdio[fd], fd) < 0)
+            _exit(1);
+    }
+    if (control_fd != CONTROL_FD && dup2(control_fd, CONTROL_FD) < 0)
+        _exit(1);
+    /* INT_MAX rather than ~0U, which gVisor refuses. */
+    if (fcntl(CONTROL_FD, F_SETFD, FD_CLOEXEC) < 0 || close_range(CONTROL_FD + 1, INT_MAX, 0) < 0)
+        _exit(1);
+}
+
+static void send_report(const struct report *report)
+{
+    while (send(CONTROL_FD, report, sizeof(*report), MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
+}
+
+static ssize_t receive(void *data, size_t size)
+{
+    ssize_t got;
+    do
+        got = recv(CONTROL_FD, data, size, 0);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Waits for the whole spec; the end of the socket ends the process. */
+static uint8_t *receive_spec(size_t *spec_len)
+{
+    struct {
+        struct control head;
+        uint8_t piece[CONTROL_PIECE_MAX];
+    } message;
+    uint8_t *spec = NULL;
+    size_t have = 0;
+    size_t total = 0;
+    do {
+        ssize_t got = receive(&message, sizeof(message));
+        if (got <= (ssize_t)sizeof(message.head) || message.head.kind != CONTROL_SPEC)
+            _exit(0);
+        if (!spec) {
+            total = message.head.value;
+            spec = malloc(total);
+            if (!spec)
+                _exit(1);
+        }
+        size_t piece = (size_t)got - sizeof(message.head);
+        if (piece > total - have)
+            _exit(1);
+        memcpy(spec + have, message.piece, piece);
+        have += piece;
+    } while (have < total);
+    *spec_len = total;
+    return spec;
+}
+
+static uint64_t usage_cpu_us(const struct rusage *usage)
+{
+    return (uint64_t)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000u +
+           (uint64_t)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec);
+}
+
+static void record_end(struct supervisor *sup, int status, const struct rusage *usage)
+{
+    sup->main_alive = false;
+    sup->end.kind = REPORT_ENDED;
+    sup->end.exit_code = WIFEXITED(status) ? (uint8_t)WEXITSTATUS(status) : 0;
+    sup->end.signal = WIFSIGNALED(status) ? (uint8_t)WTERMSIG(status) : 0;
+    sup->end.killed = sup->kill_asked;
+    sup->end.cpu_us = usage_cpu_us(usage);
+    sup->end.rss_bytes = (uint64_t)usage->ru_maxrss * 1024u;
+}
+
+/* For tree_end. The process group that the main process leads has its number as long as that
+ * process is not reaped; afterwards the number could become another's. */
+static pid_t reap(void *arg)
+{
+    struct supervisor *sup = arg;
+    for (;;) {
+        int status;
+        struct rusage usage;
+        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
+        if (pid < 0 && errno == EINTR)
+            continue;
+        sup->children_left = pid == 0;
+        if (pid < 0)
+            return -1;
+        if (pid == 0)
+            return sup->main_alive ? sup->main_pid : 0;
+        if (pid == sup->main_pid && sup->main_alive)
+            record_end(sup, status, &usage);
+    }
+}
+
+/* A start of nothing, while nobody waits: after a fork the first touch of every page of code and
+ * memory is slow (in gVisor about a millisecond in all), so let it be now. */
+static void rehearse(const struct init *init)
+{
+    static const uint8_t spec[] = {WIRE_SPEC_ARG, 0,  0, 0, 1, 'x', WIRE_SPEC_ENV, 0, 0, 0, 2,
+                                   'x',           '='};
+    _cleanup_free_ uint8_t *copy = malloc(CONTROL_PIECE_MAX);
+    _cleanup_(launch_free) struct launch launch = {0};
+    struct launch_failure failure = {0};
+    if (copy)
+        memset(copy, 0, CONTROL_PIECE_MAX);
+    (void)launch_parse(init, spec, sizeof(spec), &launch, &failure);
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(0);
+    if (pid > 0)
+        (void)wait4(pid, NULL, 0, NULL);
+}
+
+static int launch(struct supervisor *sup, const uint8_t *spec, size_t spec_len,
+                  struct launch_failure *failure)
+{
+    _cleanup_(launch_free) struct launch launch = {0};
+    if (launch_parse(sup->init, spec, spec_len, &launch, failure) < 0)
+        return -1;
+    if (launch.script) {
+        failure->step = WIRE_STEP_SCRIPT;
+        failure->errno_value = script_write(sup->init->options, launch.script, launch.script_len,
+                                            launch.suffix, sup->script_path);
+        if (failure->errno_value != 0)
+            return -1;
+        launch_add_argument(&launch, sup->script_path);
+    }
+    /* Without a stdin channel the process reads from /dev/null. */
+    if (!launch.has_stdin && dup2(sup->null_fd, 0) < 0) {
+        *failure = (struct launch_failure){.errno_value = errno, .step = WIRE_STEP_FORK};
+        return -1;
+    }
+    sup->main_pid = launch_start(sup->init, &launch, failure);
+    return sup->main_pid < 0 ? -1 : 0;
+}
+
+/* Starts the process; exits after FAILED when that does not work. */
+static void start(struct supervisor *sup)
+{
+    size_t spec_len;
+    _cleanup_free_ uint8_t *spec = receive_spec(&spec_len);
+    struct launch_failure failure = {0};
+    if (launch(sup, spec, spec_len, &failure) < 0) {
+        script_remove(sup->init->options, sup->script_path);
+        const struct report report = {.kind = REPORT_FAILED,
+                                      .errno_value = failure.errno_value,
+                                      .step = (uint32_t)failure.step};
+        send_report(&report);
+        _exit(0);
+    }
+    sup->main_alive = sup->children_left = true;
+    const struct report report = {.kind = REPORT_STARTED, .pid = (int32_t)sup->main_pid};
+    send_report(&report);
+    /* Else the pipes would never end. */
+    (void)close_range(0, 2, 0);
+}
+
+static void begin_kill(struct supervisor *sup, uint32_t grace_ms)
+{
+    int64_t at = init_now_ms() + grace_ms;
+    if (sup->kill_asked && at >= sup->kill_at_ms)
+        return;
+    bool first = !sup->kill_asked;
+    sup->kill_asked = true;
+    sup->kill_at_ms = at;
+    if (!first || grace_ms == 0)
+        return;
+    tree_signal(getpid(), SIGTERM);
+    tree_signal(getpid(), SIGCONT); /* a stopped one could not act on it */
+}
+
+/* Returns false when PID 1 has closed its end. */
+static bool on_control(struct supervisor *sup)
+{
+    struct control control;
+    ssize_t got = receive(&control, sizeof(control));
+    if (got <= 0)
+        return false;
+    if (got != (ssize_t)sizeof(control))
+        return true;
+    if (control.kind == CONTROL_SIGNAL && sup->main_alive)
+        (void)kill(sup->main_pid, (int)control.value);
+    if (control.kind == CONTROL_KILL)
+        begin_kill(sup, control.value);
+    return true;
+}
+
+static int wait_ms(const struct supervisor *sup)
+{
+    if (!sup->kill_asked)
+        return -1;
+    int64_t left = sup->kill_at_ms - init_now_ms();
+    if (left <= 0)
+        return 0;
+    return left > INT_MAX ? INT_MAX : (int)left;
+}
+
+/* Until the main process ended by itself, or the kill's grace is over or not needed. */
+static void attend(struct supervisor *sup)
+{
+    while (sup->kill_asked ? sup->children_left : sup->main_alive) {
+        int timeout = wait_ms(sup);
+        if (timeout == 0)
+            return;
+        struct pollfd polled[2] = {{.fd = sup->children_fd, .events = POLLIN},
+                                   {.fd = CONTROL_FD, .events = POLLIN}};
+        int ready = poll(polled, 2, timeout);
+        if (ready < 0 && errno != EINTR)
+            _exit(1);
+        if (ready <= 0)
+            continue;
+        if (polled[0].revents) {
+            struct signalfd_siginfo info;
+            (void)!read(sup->children_fd, &info, sizeof(info));
+            (void)reap(sup);
+        } else if (polled[1].revents && !on_control(sup)) {
+            sup->kill_asked = true;
+            return;
+        }
+    }
+}
+
+_Noreturn void supervisor_main(const struct init *init, int control_fd, const int stdio[3])
+{
+    take_stdio(control_fd, stdio);
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = init->nofile_soft;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+        _exit(1);
+    struct supervisor sup = {.init = init};
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sup.children_fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    sup.null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (sup.children_fd < 0 || sup.null_fd < 0)
+        _exit(1);
+    rehearse(init);
+    start(&sup);
+    attend(&sup);
+    if (sup.kill_asked)
+        tree_end(init->options, reap, &sup);
+    script_remove(init->options, sup.script_path);
+    send_report(&sup.end);
+    _exit(0);
+}
