@@ -1,0 +1,36 @@
+/*
+ * Is everything here that guests need? Run once, as root, before anything is
+ * started (and by `paddockd --check`): each missing piece is one sentence that
+ * names it and its mend. What was found is kept for the keeper, and as JSON for
+ * the node's row.
+ */
+#ifndef PADDOCK_KEEPER_PREFLIGHT_H
+#define PADDOCK_KEEPER_PREFLIGHT_H
+
+#include <sys/types.h>
+
+#include "common/config.h"
+#include "common/error.h"
+#include "common/log.h"
+#include "daemon/keeper/cgroup.h"
+#include "daemon/keeper/templates.h"
+
+struct preflight {
+    uid_t uid; /* of daemon.user */
+    gid_t gid;
+    struct cgroup *cgroup; /* prepared and proved; owned */
+    struct templates templates;
+    char *facts_json; /* {runsc, cgroup, kernel, templates}; owned */
+};
+
+/* Root, daemon.user, and the folders: made where missing. ERR_PREFLIGHT. */
+int preflight_host(struct preflight *found, const struct config *config, struct error *err)
+    __attribute__((warn_unused_result));
+/* runsc, cgroups, images; writes a warning for what is allowed but second best. Makes the cgroup
+ * parent. ERR_PREFLIGHT. After preflight_host. */
+int preflight_guests(struct preflight *found, const struct config *config, const struct log *log,
+                     struct error *err) __attribute__((warn_unused_result));
+/* Releases what was found, also of a preflight that failed; found must be zeroed before. */
+void preflight_clear(struct preflight *found);
+
+#endif
