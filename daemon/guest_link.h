@@ -1,0 +1,39 @@
+/*
+ * One guest as main sees it: started and ended through the keeper, spoken to
+ * over its channel, watched for signs of life. What its sandbox's row makes of
+ * that is sandbox.c's affair.
+ */
+#ifndef PADDOCK_DAEMON_GUEST_LINK_H
+#define PADDOCK_DAEMON_GUEST_LINK_H
+
+#include "common/buf.h"
+#include "daemon/channel.h"
+#include "daemon/context.h"
+#include "daemon/keeper/protocol.h"
+
+struct guest_link;
+
+/* From the loop; each may free the link. */
+struct guest_link_handler {
+    void (*on_ready)(void *arg);
+    /* Once: the guest and its cgroup are gone, or never were. reason: of the closed list (REASON),
+     * borrowed. */
+    void (*on_ended)(void *arg, const char *reason);
+};
+
+/* Asks the keeper for a guest. Takes env's contents ("NAME=value\0" …). rx: see channel_new. */
+struct guest_link *guest_link_new(struct daemon *d, void *rx, const struct keeper_request *start,
+                                  struct buf *env, const struct guest_link_handler *handler,
+                                  void *arg, struct error *err);
+/* Only once it ended, or when the keeper is to be left to itself. NULL is fine. */
+void guest_link_free(struct guest_link *guest);
+
+/* The keeper reports on this guest. Owns fd. */
+void guest_link_report(struct guest_link *guest, const struct keeper_report *report, int fd);
+/* Ends it: its streams are lost at once, on_ended follows when it is gone. reason: why, if the row
+ * does not know better; the first call counts. */
+void guest_link_end(struct guest_link *guest, const char *reason);
+/* NULL unless it is ready. Borrowed. */
+struct channel *guest_link_channel(const struct guest_link *guest);
+
+#endif

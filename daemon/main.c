@@ -1,0 +1,96 @@
+/*
+ * paddockd: options, configuration, and on to the supervisor. Nothing else: all
+ * that does something sits in the library, where tests can link it.
+ */
+#include <getopt.h>
+#include <stdio.h>
+
+#include "common/config.h"
+#include "common/log.h"
+#include "daemon/supervisor.h"
+
+#define EXIT_USAGE 64
+
+struct options {
+    const char *config_path; /* NULL: the default place */
+    bool check;
+};
+
+static void print_help(void)
+{
+    (void)puts("Usage: paddockd [--config FILE] [--check]\n"
+               "Runs Paddock's sandboxes on this host. Started by root; its main process runs as\n"
+               "daemon.user of the configuration.\n"
+               "\n"
+               "  --config FILE  configuration file (" CONFIG_DEFAULT_PATH ")\n"
+               "  --check        check what guests need, start one, print the facts, and exit\n"
+               "  --version      print the version\n"
+               "  --help         this text\n"
+               "\n"
+               "SIGTERM ends every sandbox and then paddockd; a second one ends it at once.\n"
+               "Exit codes: 0 stopped or checked; 1 stopped before all was recorded; 64 wrong\n"
+               "usage, configuration or host (the message names the mend).");
+}
+
+/* 0: go on; else exit with *code. */
+static int parse_options(int argc, char **argv, struct options *options, int *code)
+{
+    enum { OPT_CONFIG = 1, OPT_CHECK, OPT_VERSION, OPT_HELP };
+    static const struct option known[] = {{"config", required_argument, NULL, OPT_CONFIG},
+                                          {"check", no_argument, NULL, OPT_CHECK},
+                                          {"version", no_argument, NULL, OPT_VERSION},
+                                          {"help", no_argument, NULL, OPT_HELP},
+                                          {NULL, 0, NULL, 0}};
+    int opt;
+
+    *code = 0;
+    while ((opt = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        switch (opt) {
+        case OPT_CONFIG:
+            options->config_path = optarg;
+            break;
+        case OPT_CHECK:
+            options->check = true;
+            break;
+        case OPT_VERSION:
+            (void)puts("paddockd " PADDOCK_VERSION);
+            return -1;
+        case OPT_HELP:
+            print_help();
+            return -1;
+        default:
+            *code = EXIT_USAGE;
+            return -1;
+        }
+    }
+    if (optind < argc) {
+        (void)fprintf(stderr, "paddockd: unexpected argument %s\n", argv[optind]);
+        *code = EXIT_USAGE;
+        return -1;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {0};
+    struct error err = ERROR_INIT;
+    _cleanup_config_ struct config *config = NULL;
+    struct log log;
+    int code;
+
+    log_init(&log, "paddockd");
+    if (parse_options(argc, argv, &options, &code) < 0)
+        return code;
+    config = config_load(options.config_path, &err);
+    if (!config) {
+        log_error_value(&log, LOG_ERROR, "config_invalid", &err);
+        return SUPERVISOR_EXIT_FATAL;
+    }
+    (void)log_level_parse(config->log_level, &log.level); /* the table allows known levels only */
+    code = options.check ? supervisor_check(config, &log, stdout, &err)
+                         : supervisor_run(config, &log, &err);
+    if (error_is_set(&err))
+        log_error_value(&log, LOG_ERROR, "start_failed", &err);
+    return code;
+}

@@ -1,0 +1,24 @@
+/*
+ * paddockd's first process: does the preflight, starts the keeper (root) and
+ * main (no privileges), and sees to it that neither lives without the other.
+ */
+#ifndef PADDOCK_DAEMON_SUPERVISOR_H
+#define PADDOCK_DAEMON_SUPERVISOR_H
+
+#include "common/config.h"
+#include "common/error.h"
+#include "common/log.h"
+
+/* Exit code that a restart cannot mend (DAEMON_EXIT_CONFIG; systemd: RestartPreventExitStatus). */
+#define SUPERVISOR_EXIT_FATAL 64
+
+/* Runs until SIGTERM, SIGINT or SIGHUP, or until main ends for good. Returns the exit code; err is
+ * set when the start failed. */
+int supervisor_run(const struct config *config, const struct log *log, struct error *err);
+
+/* The preflight alone: writes the facts to out. When a running paddockd holds the state folder the
+ * smoke guest is left out. Returns the exit code; err is set when a check failed. */
+int supervisor_check(const struct config *config, const struct log *log, FILE *out,
+                     struct error *err);
+
+#endif
