@@ -1,0 +1,283 @@
+"""The one harness of the integration tests.
+
+A Stack is the service as `./dev up` starts it - Postgres, lighttpd, handlers,
+daemon, gVisor guests - in a folder and on a port of its own. Tests speak to it
+as clients do, and look at the host where a client's view is not proof enough.
+"""
+
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.parse
+import uuid
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("PADDOCK_BUILD_DIR", TOP / ".cache" / "build"))
+IMAGES = pathlib.Path(os.environ.get("PADDOCK_IMAGES_DIR", TOP / ".cache" / "images"))
+
+
+def free_port():
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(condition, what, seconds=60):
+    """Waits until condition() is true; for states of the host that give no event."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+
+
+class Answer:
+    """An HTTP answer: status, headers, body and, where it is JSON, json."""
+
+    def __init__(self, response):
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+        kind = self.headers.get_content_type()
+        self.json = json.loads(self.body) if kind.endswith("json") and self.body else None
+
+    def expect(self, *statuses):
+        assert self.status in statuses, f"HTTP {self.status}: {self.body[:2000]!r}"
+        return self.json
+
+
+class Client:
+    """A REST client with a token of its own."""
+
+    def __init__(self, stack, token, project):
+        self.stack, self.token, self.project = stack, token, project
+
+    def request(self, method, path, body=None, headers=None, timeout=330):
+        """`~` at the beginning of path stands for the project's sandboxes."""
+        if path.startswith("~"):
+            path = f"/api/v1/projects/{self.project}/sandboxes{path[1:]}"
+        head = {}
+        if self.token:
+            head["Authorization"] = f"Bearer {self.token}"
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body)
+        if body is not None:
+            head["Content-Type"] = "application/json"
+            if isinstance(body, str):
+                body = body.encode()
+        head.update(headers or {})
+        connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, timeout=timeout)
+        try:
+            connection.request(method, path, body=body, headers=head)
+            return Answer(connection.getresponse())
+        finally:
+            connection.close()
+
+    def create(self, **fields):
+        """A ready sandbox."""
+        sandbox = self.request("POST", "~", fields).expect(201)
+        assert sandbox["state"] == "ready", sandbox
+        return sandbox
+
+    def exec(self, sandbox, cmd=None, **fields):
+        """An execution that has ended."""
+        if cmd is not None:
+            fields["cmd"] = cmd
+        return self.request("POST", f"~/{sandbox['id']}/exec", fields).expect(201)
+
+    def run(self, sandbox, cmd, **fields):
+        """stdout of a command that must succeed."""
+        result = self.exec(sandbox, cmd, **fields)
+        assert result["state"] == "succeeded", result
+        return result["stdout"]
+
+    def get(self, sandbox):
+        return self.request("GET", f"~/{sandbox['id']}").expect(200)
+
+    def delete(self, sandbox):
+        return self.request("DELETE", f"~/{sandbox['id']}").expect(200)
+
+
+class Stack:
+    """A whole service of its own. Logs of a failing test are printed by conftest.py."""
+
+    def __init__(self, config="", node=None):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="paddock-test-"))
+        self.dir.chmod(0o755)
+        self.port = free_port()
+        extra = self.dir / "extra.conf"
+        extra.write_text(config)
+        self.env = dict(
+            os.environ,
+            PADDOCK_RUN_DIR=str(self.dir / "run"),
+            PADDOCK_PORT=str(self.port),
+            PADDOCK_BUILD_DIR=str(BUILD),
+            PADDOCK_IMAGES_DIR=str(IMAGES),
+            PADDOCK_CONF_EXTRA=str(extra),
+            PADDOCK_SQL_DIR=str(TOP / "sql"),
+            PADDOCK_DEV_READY="1",
+        )
+        for name in ("PADDOCK_URL", "PADDOCK_TOKEN", "PADDOCK_PROJECT"):
+            self.env.pop(name, None)
+        try:
+            self.up()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def run_dir(self):
+        return self.dir / "run"
+
+    @property
+    def config_path(self):
+        return self.run_dir / "paddock.conf"
+
+    def up(self):
+        done = subprocess.run(
+            [str(TOP / "dev"), "up"], env=self.env, capture_output=True, text=True, timeout=600
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"./dev up failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
+        words = dict(w.split("=", 1) for w in done.stdout.split() if "=" in w)
+        self.url = words["PADDOCK_URL"]
+        self.client = Client(self, words["PADDOCK_TOKEN"], words["PADDOCK_PROJECT"])
+        self.project = words["PADDOCK_PROJECT"]
+
+    def down(self):
+        subprocess.run(
+            [str(TOP / "dev"), "down"], env=self.env, capture_output=True, text=True, timeout=120
+        )
+
+    def close(self):
+        self.down()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def logs(self):
+        """The logs of this run, for a failing test."""
+        out = []
+        for path in sorted(self.run_dir.glob("**/*.log")):
+            text = path.read_text(errors="replace")
+            out.append(f"--- {path.name}\n{text[-8000:]}")
+        return "\n".join(out)
+
+    # --- parts -------------------------------------------------------------------
+
+    def pid(self, name):
+        """Process id of a part: paddockd (the supervisor), paddock-fcgi, lighttpd, postgres."""
+        return int((self.run_dir / f"{name}.pid").read_text().split()[0])
+
+    def daemon_part(self, name):
+        """Process id of the daemon's "keeper" or "main", by the name it gives itself."""
+        for child in children(self.pid("paddockd")):
+            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == f"paddockd-{name}":
+                return child
+        return None
+
+    def signal(self, name, number=signal.SIGTERM):
+        os.kill(self.pid(name), number)
+
+    # --- admin -------------------------------------------------------------------
+
+    def cli(self, *words, token=None, project=None, stdin=None, check=True):
+        """The command line, as an operator uses it."""
+        env = dict(self.env, PADDOCK_URL=self.url, PADDOCK_PROJECT=project or self.project)
+        env["PADDOCK_TOKEN"] = token or self.client.token
+        done = subprocess.run(
+            [str(BUILD / "paddock"), "--config", str(self.config_path), *words],
+            env=env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=330,
+        )
+        if check:
+            assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stderr}"
+        return done
+
+    def new_project(self, **options):
+        """(client with write scope, name) of a fresh project."""
+        name = "p" + uuid.uuid4().hex[:12]
+        words = ["project", "create", name]
+        for key, value in options.items():
+            words += [f"--{key.replace('_', '-')}", str(value)]
+        self.cli(*words)
+        return Client(self, self.new_token(name), name), name
+
+    def new_token(self, project, scope="sandbox:write", *options):
+        text = self.cli(
+            "--json", "token", "create", "--project", project, "--scope", scope, *options
+        ).stdout
+        return json.loads(text)["token"]
+
+    def sql(self, text):
+        """Rows of a query, as lists of text."""
+        done = subprocess.run(
+            ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", text, self.dsn()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.split("|") for line in done.stdout.splitlines()]
+
+    def dsn(self):
+        for line in self.config_path.read_text().splitlines():
+            if line.startswith("dsn"):
+                return line.split("=", 1)[1].strip()
+        raise AssertionError("no dsn in the configuration")
+
+
+# --- looking at the host -----------------------------------------------------------
+
+
+def children(pid):
+    """Direct children of a process."""
+    out = []
+    for task in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (task / "stat").read_text()
+        except OSError:
+            continue
+        if int(stat[stat.rindex(")") + 2 :].split()[1]) == pid:
+            out.append(int(task.name))
+    return out
+
+
+def cmdline(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def processes_naming(text):
+    """Processes whose command line holds text."""
+    return [
+        int(p.name)
+        for p in pathlib.Path("/proc").glob("[0-9]*")
+        if text in cmdline(int(p.name))
+    ]
+
+
+def cgroups_naming(text):
+    """cgroup folders, of any hierarchy, whose path holds text."""
+    found = []
+    for root, folders, _ in os.walk("/sys/fs/cgroup"):
+        found += [os.path.join(root, f) for f in folders if text in os.path.join(root, f)]
+    return found
+
+
+def quote(text):
+    return urllib.parse.quote(text, safe="")

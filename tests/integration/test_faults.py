@@ -1,0 +1,175 @@
+"""Parts are killed under work; nothing acknowledged is lost, nothing is left behind."""
+
+import http.client
+import os
+import signal
+import threading
+import time
+import uuid
+
+from harness import cgroups_naming, children, processes_naming, wait_for
+
+
+def ended(client, sandbox, seconds=60):
+    return wait_for(lambda: (s := client.request("GET", f"~/{sandbox['id']}")).status == 200
+                    and s.json["endedAt"] and s.json, f"end of {sandbox['id']}", seconds)
+
+
+def works_again(client, seconds=90):
+    def attempt():
+        answer = client.request("POST", "~", {"template": "base"})
+        if answer.status == 201 and answer.json["state"] == "ready":
+            return answer.json
+        assert answer.status in (201, 202, 503), answer.body
+        return None
+
+    sandbox = wait_for(attempt, "the service works again", seconds)
+    assert client.run(sandbox, "echo back") == "back\n"
+    client.delete(sandbox)
+
+
+def test_the_keepers_death_ends_every_guest_whatever_the_guest_does(own_stack):
+    stack = own_stack()
+    client = stack.client
+    made = [client.create(template="base") for _ in range(2)]
+    running = client.request(
+        "POST", f"~/{made[0]['id']}/exec?wait=0",
+        {"cmd": "trap '' TERM HUP INT; while :; do :; done"},
+    ).expect(202)
+    wait_for(lambda: client.request("GET", f"~/{made[0]['id']}/executions/{running['id']}").json["state"]
+             == "running", "the execution runs")
+    keeper = wait_for(lambda: stack.daemon_part("keeper"), "the keeper")
+    os.kill(keeper, signal.SIGKILL)
+    for sandbox in made:
+        wait_for(lambda: not processes_naming(sandbox["id"]), "the guest's death", 10)
+        final = ended(client, sandbox)
+        assert final["state"] == "failed" and final["reason"] == "daemon_restart"
+    lost = client.request("GET", f"~/{made[0]['id']}/executions/{running['id']}").expect(200)
+    assert lost["state"] == "lost" and lost["exitCode"] is None
+    works_again(client)
+    for sandbox in made:
+        assert cgroups_naming(sandbox["id"]) == []
+
+
+def test_mains_death_leaves_nothing_and_the_service_returns(own_stack):
+    stack = own_stack()
+    client = stack.client
+    sandbox = client.create(template="base")
+    os.kill(wait_for(lambda: stack.daemon_part("main"), "main"), signal.SIGKILL)
+    final = ended(client, sandbox)
+    assert final["state"] == "failed"
+    works_again(client)
+    wait_for(lambda: not processes_naming(sandbox["id"]), "no process")
+    assert cgroups_naming(sandbox["id"]) == []
+
+
+def test_a_killed_sentry_is_a_crash_and_harms_no_other(client):
+    victim, other = client.create(template="base"), client.create(template="base")
+    running = client.request("POST", f"~/{victim['id']}/exec?wait=0", {"cmd": "sleep 100"}).expect(202)
+    # the boot process is the sentry
+    sentry = wait_for(
+        lambda: [p for p in processes_naming(victim["id"]) if " boot " in _cmdline(p)], "the sentry"
+    )
+    os.kill(sentry[0], signal.SIGKILL)
+    final = ended(client, victim)
+    assert final["state"] == "failed" and final["reason"] == "guest_crash"
+    lost = client.request("GET", f"~/{victim['id']}/executions/{running['id']}").json
+    assert lost["state"] in ("lost", "cancelled")
+    assert client.run(other, "echo fine") == "fine\n"
+    client.delete(other)
+    assert cgroups_naming(victim["id"]) == []
+
+
+def _cmdline(pid):
+    from harness import cmdline
+
+    return f" {cmdline(pid)} "
+
+
+def test_handlers_may_be_killed_at_any_time(own_stack):
+    stack = own_stack()
+    client = stack.client
+    sandbox = client.create(template="base")
+    stop = threading.Event()
+    kills = 0
+
+    def killer():
+        nonlocal kills
+        while not stop.is_set():
+            for child in children(stack.pid("paddock-fcgi"))[:1]:
+                os.kill(child, signal.SIGKILL)
+                kills += 1
+            stop.wait(0.1)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    acknowledged = {}
+    try:
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            key = uuid.uuid4().hex
+            try:
+                answer = client.request(
+                    "POST", f"~/{sandbox['id']}/exec", {"cmd": ["true"]}, {"Idempotency-Key": key}
+                )
+            except (http.client.HTTPException, OSError):
+                continue
+            if answer.status == 201:
+                acknowledged[key] = answer.json["id"]
+    finally:
+        stop.set()
+        thread.join()
+    assert kills >= 10 and len(acknowledged) >= 10
+    for eid in acknowledged.values():
+        kept = client.request("GET", f"~/{sandbox['id']}/executions/{eid}").expect(200)
+        assert kept["state"] == "succeeded"
+    client.delete(sandbox)
+
+
+def test_postgres_restarts_under_work_without_losing_a_result(own_stack):
+    stack = own_stack()
+    client = stack.client
+    sandbox = client.create(template="base")
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.append(
+            client.request("POST", f"~/{sandbox['id']}/exec", {"cmd": "sleep 3; echo kept", "timeoutMs": 60000})
+        )
+    )
+    thread.start()
+    wait_for(lambda: stack.sql("select 1 from executions where state = 'running'"), "running")
+    stack.signal("postgres", signal.SIGQUIT)
+    wait_for(lambda: client.request("GET", "/healthz").status == 503, "503 while it is away")
+    away = client.request("GET", "~")
+    assert away.expect(503)["code"] == "database_unavailable" and away.headers["Retry-After"]
+    stack.up()
+    thread.join()
+    assert answers[0].status in (201, 202), answers[0].body
+    eid = stack.sql("select id from executions")[0][0]
+    final = client.request("GET", f"~/{sandbox['id']}/executions/{eid}?wait=60").expect(200)
+    assert final["state"] == "succeeded" and final["stdout"] == "kept\n"
+    assert client.run(sandbox, "echo alive") == "alive\n"
+    client.delete(sandbox)
+
+
+def test_listen_backends_death_loses_no_work(own_stack):
+    stack = own_stack()
+    client = stack.client
+    for _ in range(3):
+        stack.sql(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and application_name like 'paddockd%'"
+        )
+        sandbox = client.create(template="base")
+        client.delete(sandbox)
+
+
+def test_sigterm_drains_and_down_leaves_nothing(own_stack):
+    stack = own_stack()
+    sandbox = stack.client.create(template="base")
+    stack.down()
+    assert processes_naming(sandbox["id"]) == []
+    assert cgroups_naming(sandbox["id"]) == []
+    stack.up()
+    final = stack.client.get(sandbox)
+    assert final["state"] in ("failed", "terminated") and final["reason"] == "daemon_restart"
