@@ -1,0 +1,249 @@
+# The running service: a private Postgres, paddockd, paddock-fcgi and lighttpd, in one folder and
+# on one loopback port. Sourced by ./dev. Every part has NAME.pid and NAME.log in the run folder;
+# `up` starts those that are not running, so it also mends what was killed.
+# shellcheck shell=bash
+
+# From /, since the user may not even look at the folder that ./dev was called in.
+as_paddock() { env --chdir=/ setpriv --reuid=paddock --regid=paddock --clear-groups -- "$@"; }
+
+# Sockets want short paths and the user paddock wants to reach them; where the folder offers
+# neither, it becomes a link to one that does.
+place_run_dir() {
+    local elsewhere
+    run=$(realpath -ms "$run")
+    if [[ ! -L $run ]]; then
+        mkdir -p "$run"
+        if ((${#run} > 60)) || [[ $run == *[[:space:]\'\"]* ]] || ! as_paddock test -x "$run"; then
+            elsewhere=/var/lib/paddock-dev/$(printf '%s' "$run" | sha256sum | cut -c1-12)
+            rmdir "$run" 2>/dev/null || die "$run is out of reach for the user paddock: remove it"
+            mkdir -p "$elsewhere"
+            ln -s "$elsewhere" "$run"
+        fi
+    fi
+    run=$(realpath "$run")
+    # Several of these may run at once on a machine: each has a cgroup of its own.
+    cgroup=/paddock-$(printf '%s' "$run" | sha256sum | cut -c1-12)
+}
+
+is_running() { start-stop-daemon --status --pidfile "$run/$1.pid" --exec "$2" 2>/dev/null; }
+
+start() {
+    local name=$1 program=$2
+    shift 2
+    start-stop-daemon --start --quiet --background --make-pidfile --pidfile "$run/$name.pid" \
+        --output "$run/$name.log" --chdir / --exec "$program" -- "$@" ||
+        die "$name could not be started"
+    # It returns after the fork: until the exec, the process is not the program yet.
+    until is_running "$name" "$program" || has_ended "$run/$name.pid"; do sleep 0.01; done
+}
+
+# Was the process of this pid file there, and is it gone?
+has_ended() { [[ -s $1 ]] && ! kill -0 "$(<"$1")" 2>/dev/null; }
+
+stop() {
+    start-stop-daemon --stop --quiet --oknodo --remove-pidfile --retry TERM/30/KILL/5 \
+        --pidfile "$run/$1.pid" --exec "$2" || say "$1 did not stop"
+}
+
+# Waits until "$@" (after name, program and what is waited for) succeeds; a part that ended
+# meanwhile is not waited for.
+await() {
+    local name=$1 program=$2 what=$3 deadline=$((SECONDS + 60))
+    shift 3
+    until "$@" >/dev/null 2>&1; do
+        if ! is_running "$name" "$program" || ((SECONDS > deadline)); then
+            tail -n 20 "$run/$name.log" >&2
+            die "$name: not $what; $run/$name.log says why"
+        fi
+        sleep 0.05
+    done
+}
+
+# --- Postgres ----------------------------------------------------------------------------
+
+postgres_bin() {
+    local version='*'
+    [[ ! -s $run/pg/PG_VERSION ]] || version=$(<"$run/pg/PG_VERSION")
+    # The version may be a pattern; sort takes the newest that is installed.
+    # shellcheck disable=SC2086
+    printf '%s\n' /usr/lib/postgresql/$version/bin | sort -V | tail -n 1
+}
+
+postgres_up() {
+    local bin options
+    bin=$(postgres_bin)
+    options="-c listen_addresses='' -c unix_socket_directories='$run/pgsock'"
+    options+=" -c unix_socket_permissions=0700 -c max_connections=100"
+    is_running postgres "$bin/postgres" && return
+    if [[ ! -s $run/pg/PG_VERSION ]]; then
+        rm -rf "$run/pg"
+        install -d -m 0700 -o paddock -g paddock "$run/pg"
+        as_paddock "$bin/initdb" -D "$run/pg" -U paddock -A trust -E UTF8 --locale=C --no-sync \
+            --no-instructions >"$run/postgres.log" 2>&1 || die "initdb failed: $run/postgres.log"
+    fi
+    # Only root and paddock get at the socket, so trust is no gift.
+    install -d -m 0700 -o paddock -g paddock "$run/pgsock"
+    touch "$run/postgres.log"
+    chown paddock:paddock "$run/postgres.log"
+    as_paddock "$bin/pg_ctl" start -s -w -D "$run/pg" -l "$run/postgres.log" \
+        -o "$options" >&2 8>&- || {
+        tail -n 20 "$run/postgres.log" >&2
+        die "Postgres did not start"
+    }
+    head -n 1 "$run/pg/postmaster.pid" >"$run/postgres.pid"
+}
+
+postgres_down() {
+    local bin
+    bin=$(postgres_bin)
+    # A pid file that outlived its server (a crash of the machine) is nothing to stop.
+    if is_running postgres "$bin/postgres"; then
+        as_paddock "$bin/pg_ctl" stop -s -w -m fast -D "$run/pg" >&2 || say "Postgres did not stop"
+    fi
+    rm -f "$run/postgres.pid"
+}
+
+query() { psql -X -q -A -t -v ON_ERROR_STOP=1 -c "$1" "host=$run/pgsock dbname=$2 user=paddock"; }
+
+# --- Configuration -----------------------------------------------------------------------
+
+# Prints "allow" where only cgroup v1 has the controllers that guests need.
+cgroup_v1_consent() {
+    local controllers
+    controllers=" $(cat /sys/fs/cgroup/cgroup.controllers 2>/dev/null || true) "
+    if [[ $controllers == *' cpu '* && $controllers == *' memory '* &&
+        $controllers == *' pids '* ]]; then
+        printf 'deny'
+    else
+        say "this machine has no cgroup v2 controllers: cgroup_v1 = allow"
+        printf 'allow'
+    fi
+}
+
+# Generated settings, then those of PADDOCK_CONF_EXTRA, which replace them key by key.
+write_config() {
+    local extra=${PADDOCK_CONF_EXTRA:-/dev/null}
+    cat >"$run/generated.conf" <<CONF
+[database]
+dsn = host=$run/pgsock dbname=paddock user=paddock
+[web]
+socket = $run/sock/fcgi.sock
+user = paddock
+[daemon]
+user = paddock
+run_dir = $run/sock
+state_dir = $run/state
+handoff_socket = $run/sock/handoff.sock
+[guest]
+images_dir = $(realpath "$images")
+templates = base node
+[cgroup]
+parent = $cgroup
+cgroup_v1 = $(cgroup_v1_consent)
+CONF
+    awk '
+        function key(line) { sub(/=.*/, "", line); gsub(/[ \t]/, "", line); return line }
+        /^[ \t]*\[/ { section = $0; gsub(/[ \t]/, "", section) }
+        FILENAME == ARGV[1] { if (/=/ && !/^[ \t]*[#;]/) given[section, key($0)] = 1; next }
+        /=/ && (section, key($0)) in given { next }
+        { print }
+    ' "$extra" "$run/generated.conf" >"$run/paddock.conf"
+    cat "$extra" >>"$run/paddock.conf"
+    rm "$run/generated.conf"
+}
+
+write_web_config() {
+    local script='' setting
+    for setting in 'bind "127.0.0.1"' "port $port" 'user "paddock"' 'group "paddock"' \
+        "pid_file \"$run/lighttpd.pid\"" "error_log \"$run/lighttpd.log\"" \
+        "spool_dir \"$run/spool\"" "document_root \"$run/www\"" \
+        "fcgi_socket \"$run/sock/fcgi.sock\""; do
+        script+="s|^var\\.${setting%% *} .*|var.${setting%% *} = ${setting#* }|;"
+    done
+    sed -E "$script" "$root/lighttpd/lighttpd.conf" >"$run/lighttpd.conf"
+}
+
+# --- The parts together ------------------------------------------------------------------
+
+paddock() {
+    env -u PADDOCK_TOKEN PADDOCK_SQL_DIR="$root/sql" \
+        "$build/paddock" --config "$run/paddock.conf" "$@"
+}
+
+database_up() {
+    [[ $(query "select 1 from pg_database where datname = 'paddock'" postgres) == 1 ]] ||
+        query 'create database paddock' postgres >&2
+    paddock db migrate >&2
+}
+
+epochs() { query 'select coalesce(sum(epoch), 0) from nodes' paddock; }
+daemon_registered() { (($(epochs) > $1)); }
+web_answers() { curl -sf -m 5 "http://127.0.0.1:$port/healthz"; }
+
+# A token of project demo, made once for a database.
+demo_token() {
+    local token status=0
+    [[ ! -s $run/token ]] || return 0
+    paddock project create demo >/dev/null 2>"$run/project.err" || status=$?
+    # 6: it exists.
+    ((status == 0 || status == 6)) || die "project demo: $(<"$run/project.err")"
+    rm -f "$run/project.err"
+    token=$(paddock --json token create --project demo --scope sandbox:write --name dev |
+        jq -er .token) || die "no token for project demo"
+    (umask 077 && printf '%s\n' "$token" >"$run/token.new")
+    mv "$run/token.new" "$run/token"
+}
+
+do_up() {
+    local before
+    make_ready
+    place_run_dir
+    # Closed (8>&-) for what stays running, else the lock would stay too.
+    exec 8>"$run/.lock"
+    flock 8
+    if ! is_running paddockd "$build/paddockd" || ! is_running lighttpd /usr/sbin/lighttpd ||
+        ! is_running paddock-fcgi "$build/paddock-fcgi" ||
+        ! is_running postgres "$(postgres_bin)/postgres"; then
+        say "starting in $run"
+        write_config
+        postgres_up
+        database_up
+        install -d -m 0750 -o paddock -g paddock "$run/sock"
+        install -d -m 0700 -o paddock -g paddock "$run/spool"
+        mkdir -p "$run/www"
+        if ! is_running paddockd "$build/paddockd"; then
+            before=$(epochs)
+            start paddockd "$build/paddockd" --config "$run/paddock.conf"
+        fi
+        is_running paddock-fcgi "$build/paddock-fcgi" ||
+            start paddock-fcgi "$build/paddock-fcgi" --config "$run/paddock.conf"
+        if ! is_running lighttpd /usr/sbin/lighttpd; then
+            write_web_config
+            touch "$run/lighttpd.log"
+            chown paddock:paddock "$run/lighttpd.log"
+            /usr/sbin/lighttpd -f "$run/lighttpd.conf" >&2 8>&- || die "lighttpd did not start"
+        fi
+        await paddock-fcgi "$build/paddock-fcgi" 'answering' web_answers
+        [[ -z ${before-} ]] ||
+            await paddockd "$build/paddockd" 'taking work' daemon_registered "$before"
+        demo_token
+    fi
+    exec 8>&-
+    say "running: logs in $run, command line $build/paddock, ./dev down stops it"
+    printf 'export PADDOCK_URL=http://127.0.0.1:%s PADDOCK_PROJECT=demo PADDOCK_TOKEN=%s\n' \
+        "$port" "$(<"$run/token")"
+}
+
+do_down() {
+    [[ -d $run ]] || return 0
+    place_run_dir
+    stop lighttpd /usr/sbin/lighttpd
+    stop paddock-fcgi "$build/paddock-fcgi"
+    stop paddockd "$build/paddockd"
+    postgres_down
+    # Empty by now; rmdir says no otherwise.
+    local folder
+    for folder in /sys/fs/cgroup"$cgroup" /sys/fs/cgroup/*"$cgroup"; do
+        find "$folder" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+    done
+}
