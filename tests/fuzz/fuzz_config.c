@@ -1,6 +1,6 @@
 /*
  * Configuration files: one that is accepted shows itself as a file that is
- * accepted, too, and means the same.
+ * accepted, too, and means the same; unless a secret in it was masked.
  */
 #include <string.h>
 
@@ -31,6 +31,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     shown[0] = show(first, &len[0]);
+    if (strstr(shown[0], "********")) {
+        config_free(first);
+        free(shown[0]);
+        return 0;
+    }
     second = config_parse(shown[0], len[0], "shown", &err);
     MUST(second != NULL);
     shown[1] = show(second, &len[1]);
