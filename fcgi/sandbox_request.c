@@ -6,6 +6,7 @@
 #include "fcgi/sandbox_request.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/json.h"
@@ -155,12 +156,23 @@ static int put_labels(const json_t *body, const struct config *cfg, json_t *out,
     return put(out, "labels", json_incref(labels), err);
 }
 
+/* Names the member of egress at fault as one of the request: egress.mode. */
+static int refuse_in_egress(struct error *err)
+{
+    char member[sizeof(err->field)];
+    memcpy(member, err->field, sizeof(member));
+    int len = snprintf(err->field, sizeof(err->field), "egress.%s", member);
+    if (len >= (int)sizeof(err->field))
+        err->field[text_utf8_prefix(err->field, sizeof(err->field) - 1)] = '\0';
+    return -1;
+}
+
 static int check_egress(const json_t *egress, struct error *err)
 {
     static const char *const fields[] = {"mode", "allow", NULL};
     const char *mode = "none";
     if (json_only_fields(egress, fields, err) < 0)
-        return -1;
+        return refuse_in_egress(err);
     const json_t *allow = json_object_get(egress, "allow");
     if (allow && !json_is_array(allow))
         return error_set_field(err, ERR_INVALID_FIELD, "egress.allow",
@@ -169,7 +181,7 @@ static int check_egress(const json_t *egress, struct error *err)
         return error_set_field(err, ERR_LIMIT_EXCEEDED, "egress.allow",
                                "allow has more than %d entries", EGRESS_ALLOW_MAX);
     if (json_get_string(egress, "mode", 16, &mode, err) < 0)
-        return -1;
+        return refuse_in_egress(err);
     if (strcmp(mode, "public") == 0 || strcmp(mode, "allowlist") == 0)
         return error_set_field(err, ERR_UNSATISFIABLE, "egress",
                                "egress is not available on this installation");

@@ -136,7 +136,8 @@ static const struct refusal refusals[] = {
     {"{\"egress\":{\"mode\":\"all\"}}", ERR_INVALID_FIELD, "egress.mode", ""},
     {"{\"egress\":{\"mode\":\"none\",\"allow\":[\"a\"]}}", ERR_INVALID_FIELD, "egress.allow", ""},
     {"{\"egress\":{\"allow\":\"a\"}}", ERR_INVALID_FIELD, "egress.allow", ""},
-    {"{\"egress\":{\"deny\":[]}}", ERR_UNKNOWN_FIELD, "deny", ""},
+    {"{\"egress\":{\"deny\":[]}}", ERR_UNKNOWN_FIELD, "egress.deny", ""},
+    {"{\"egress\":{\"mode\":1}}", ERR_INVALID_FIELD, "egress.mode", ""},
     {"{\"exclusive\":1}", ERR_INVALID_FIELD, "exclusive", ""},
 };
 
