@@ -14,16 +14,18 @@
 struct options {
     const char *config_path; /* NULL: the default place */
     bool check;
+    bool report;
 };
 
 static void print_help(void)
 {
-    (void)puts("Usage: paddockd [--config FILE] [--check]\n"
+    (void)puts("Usage: paddockd [--config FILE] [--check | --report]\n"
                "Runs Paddock's sandboxes on this host. Started by root; its main process runs as\n"
                "daemon.user of the configuration.\n"
                "\n"
                "  --config FILE  configuration file (" CONFIG_DEFAULT_PATH ")\n"
                "  --check        check what guests need, start one, print the facts, and exit\n"
+               "  --report       the same, to the end whatever fails, as JSON: for paddock doctor\n"
                "  --version      print the version\n"
                "  --help         this text\n"
                "\n"
@@ -35,9 +37,10 @@ static void print_help(void)
 /* 0: go on; else exit with *code. */
 static int parse_options(int argc, char **argv, struct options *options, int *code)
 {
-    enum { OPT_CONFIG = 1, OPT_CHECK, OPT_VERSION, OPT_HELP };
+    enum { OPT_CONFIG = 1, OPT_CHECK, OPT_REPORT, OPT_VERSION, OPT_HELP };
     static const struct option known[] = {{"config", required_argument, NULL, OPT_CONFIG},
                                           {"check", no_argument, NULL, OPT_CHECK},
+                                          {"report", no_argument, NULL, OPT_REPORT},
                                           {"version", no_argument, NULL, OPT_VERSION},
                                           {"help", no_argument, NULL, OPT_HELP},
                                           {NULL, 0, NULL, 0}};
@@ -51,6 +54,9 @@ static int parse_options(int argc, char **argv, struct options *options, int *co
             break;
         case OPT_CHECK:
             options->check = true;
+            break;
+        case OPT_REPORT:
+            options->report = true;
             break;
         case OPT_VERSION:
             (void)puts("paddockd " PADDOCK_VERSION);
@@ -88,6 +94,10 @@ int main(int argc, char **argv)
         return SUPERVISOR_EXIT_FATAL;
     }
     (void)log_level_parse(config->log_level, &log.level); /* the table allows known levels only */
+    if (options.report) {
+        log.level = LOG_ERROR; /* the report says it all */
+        return supervisor_report(config, &log, stdout);
+    }
     code = options.check ? supervisor_check(config, &log, stdout, &err)
                          : supervisor_run(config, &log, &err);
     if (error_is_set(&err))

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <jansson.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/json.h"
 #include "daemon/keeper/keeper.h"
 #include "daemon/keeper/preflight.h"
 #include "daemon/keeper/smoke.h"
@@ -404,20 +406,36 @@ static int prepare(struct supervisor *sup, const struct config *config, const st
                    struct error *err)
 {
     *sup = (struct supervisor){.config = config, .log = log, .lock_fd = -1, .main_sock = -1};
-    if (preflight_host(&sup->found, config, err) < 0)
+    if (preflight_host(&sup->found, config, log, err) < 0)
         return -1;
     return take_signals(sup, err);
+}
+
+static void set_up_keeper(struct supervisor *sup)
+{
+    sup->setup = (struct keeper_setup){.config = sup->config,
+                                       .log = sup->log,
+                                       .cgroup = sup->found.cgroup,
+                                       .templates = &sup->found.templates};
 }
 
 static int prepare_guests(struct supervisor *sup, struct error *err)
 {
     if (preflight_guests(&sup->found, sup->config, sup->log, err) < 0)
         return -1;
-    sup->setup = (struct keeper_setup){.config = sup->config,
-                                       .log = sup->log,
-                                       .cgroup = sup->found.cgroup,
-                                       .templates = &sup->found.templates};
+    set_up_keeper(sup);
     return 0;
+}
+
+/* A keeper for one smoke guest. With the lock held. */
+static int try_smoke(struct supervisor *sup, struct error *err)
+{
+    int result = start_keeper(sup, err);
+
+    if (result == 0)
+        result = run_smoke(sup, err);
+    end_all(sup, 0);
+    return result;
 }
 
 static void release(struct supervisor *sup)
@@ -452,16 +470,90 @@ int supervisor_check(const struct config *config, const struct log *log, FILE *o
         sup.lock_fd = lock_state(config, 0, &locked);
         result = prepare_guests(&sup, err);
     }
-    if (result == 0 && config->guest_smoke && sup.lock_fd >= 0) {
-        result = start_keeper(&sup, err);
-        if (result == 0)
-            result = run_smoke(&sup, err);
-        end_all(&sup, 0);
-    }
+    if (result == 0 && config->guest_smoke && sup.lock_fd >= 0)
+        result = try_smoke(&sup, err);
     if (result == 0)
         (void)fprintf(out, "%s\n", sup.found.facts_json);
     if (result == 0 && config->guest_smoke && sup.lock_fd < 0)
         (void)fprintf(out, "no smoke guest: %s\n", locked.detail);
     release(&sup);
     return result == 0 ? 0 : SUPERVISOR_EXIT_FATAL;
+}
+
+/* --- the report ------------------------------------------------------------------------------- */
+
+enum finding { FINDING_OK, FINDING_FAILED, FINDING_UNCHECKED };
+
+static void add_finding(json_t *findings, const char *check, enum finding result,
+                        const char *detail)
+{
+    static const char *const names[] = {"ok", "failed", "unchecked"};
+    json_t *one =
+        json_pack("{s:s, s:s, s:s}", "check", check, "result", names[result], "detail", detail);
+
+    (void)json_array_append_new(findings, one); /* refuses NULL; the report is short one then */
+}
+
+/* Runs one check and tells whether it passed. */
+static bool report_check(struct supervisor *sup, enum preflight_check check, const bool passed[],
+                         json_t *findings)
+{
+    enum preflight_check needs = preflight_needs(check);
+    struct error err = ERROR_INIT;
+    char text[128];
+
+    if (needs != PREFLIGHT_COUNT && !passed[needs]) {
+        (void)snprintf(text, sizeof(text), "mend %s first", preflight_name(needs));
+        add_finding(findings, preflight_name(check), FINDING_UNCHECKED, text);
+        return false;
+    }
+    if (preflight_run(check, &sup->found, sup->config, sup->log, &err) < 0) {
+        add_finding(findings, preflight_name(check), FINDING_FAILED, err.detail);
+        return false;
+    }
+    add_finding(findings, preflight_name(check), FINDING_OK, sup->found.note);
+    return true;
+}
+
+/* Also where guest.smoke is no: whoever asks for a report wants to know. */
+static bool report_guest(struct supervisor *sup, bool all_passed, json_t *findings)
+{
+    static const char name[] = "guest";
+    struct error err = ERROR_INIT;
+
+    if (!all_passed) {
+        add_finding(findings, name, FINDING_UNCHECKED, "mend the others first");
+        return false;
+    }
+    sup->lock_fd = lock_state(sup->config, 0, &err);
+    if (sup->lock_fd < 0 && err.code == ERR_PREFLIGHT) {
+        add_finding(findings, name, FINDING_OK, "not tried: a paddockd that started runs here");
+        return true;
+    }
+    set_up_keeper(sup);
+    if (sup->lock_fd < 0 || take_signals(sup, &err) < 0 || try_smoke(sup, &err) < 0) {
+        add_finding(findings, name, FINDING_FAILED, err.detail);
+        return false;
+    }
+    add_finding(findings, name, FINDING_OK, "one was started, and moved data both ways");
+    return true;
+}
+
+int supervisor_report(const struct config *config, const struct log *log, FILE *out)
+{
+    struct supervisor sup = {.config = config, .log = log, .lock_fd = -1, .main_sock = -1};
+    _cleanup_json_ json_t *findings = json_array();
+    bool passed[PREFLIGHT_COUNT] = {false};
+    bool all_passed = true;
+    int rc;
+
+    for (enum preflight_check check = 0; check < PREFLIGHT_COUNT; check++) {
+        passed[check] = report_check(&sup, check, passed, findings);
+        all_passed = all_passed && passed[check];
+    }
+    all_passed = report_guest(&sup, all_passed, findings) && all_passed;
+    release(&sup);
+    rc = json_dumpf(findings, out, JSON_COMPACT);
+    (void)fputc('\n', out);
+    return rc == 0 && all_passed ? 0 : SUPERVISOR_EXIT_FATAL;
 }

@@ -21,4 +21,8 @@ int supervisor_run(const struct config *config, const struct log *log, struct er
 int supervisor_check(const struct config *config, const struct log *log, FILE *out,
                      struct error *err);
 
+/* Every check, whatever the others said, and the smoke guest: writes a JSON array of {check,
+ * result: ok, failed or unchecked, detail} to out. Returns the exit code. For `paddock doctor`. */
+int supervisor_report(const struct config *config, const struct log *log, FILE *out);
+
 #endif

@@ -10,16 +10,35 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <pwd.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include "common/cleanup.h"
 #include "common/json.h"
-#include "daemon/keeper/runsc.h"
+
+/* close_range(2) with CLOSE_RANGE_CLOEXEC is the newest of what paddockd cannot do without. */
+#define KERNEL_MAJOR 5
+#define KERNEL_MINOR 11
+/* A guest's bundle, log and state take some 100 KiB there. */
+#define STORE_FREE_MIN_MB 16
+
+static void note(struct preflight *found, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void note(struct preflight *found, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(found->note, sizeof(found->note), fmt, args);
+    va_end(args);
+}
 
 /* --- host ------------------------------------------------------------------------------------- */
 
@@ -118,8 +137,10 @@ static int check_folders(const struct preflight *found, const struct config *con
     return check_folder(path, 0700, 0, 0, err);
 }
 
-int preflight_host(struct preflight *found, const struct config *config, struct error *err)
+static int check_user(struct preflight *found, const struct config *config, const struct log *log,
+                      struct error *err)
 {
+    (void)log;
     if (geteuid() != 0)
         return error_set(err, ERR_PREFLIGHT,
                          "paddockd must be started by root: it makes cgroups and namespaces, and "
@@ -129,22 +150,77 @@ int preflight_host(struct preflight *found, const struct config *config, struct 
     if (found->uid == 0)
         return error_set_field(err, ERR_PREFLIGHT, "daemon.user",
                                "daemon.user must not be root: useradd --system paddock");
-    return check_folders(found, config, err);
+    note(found, "%s, uid %u", config->daemon_user, (unsigned)found->uid);
+    return 0;
+}
+
+static int check_store(struct preflight *found, const struct config *config, const struct log *log,
+                       struct error *err)
+{
+    const char *path = config->daemon_state_dir;
+    struct statvfs fs;
+    uint64_t free_mb;
+
+    (void)log;
+    if (check_folders(found, config, err) < 0)
+        return -1;
+    if (statvfs(path, &fs) < 0)
+        return error_set(err, ERR_PREFLIGHT, "%s cannot be looked at (%s)", path, strerror(errno));
+    free_mb = (uint64_t)fs.f_bavail * fs.f_frsize / (1024 * 1024);
+    if (fs.f_blocks == 0) { /* a file system without bounds (ramfs) */
+        note(found, "%s", path);
+        return 0;
+    }
+    if (free_mb < STORE_FREE_MIN_MB)
+        return error_set(err, ERR_PREFLIGHT,
+                         "%s has %ju MiB of free space, and guests need %d at least: make room, or "
+                         "set daemon.state_dir",
+                         path, (uintmax_t)free_mb, STORE_FREE_MIN_MB);
+    note(found, "%s, %ju MiB free", path, (uintmax_t)free_mb);
+    return 0;
 }
 
 /* --- guests ----------------------------------------------------------------------------------- */
 
-static int check_runsc(const struct config *config, char version[RUNSC_VERSION_MAX],
+static int check_kernel(struct preflight *found, const struct config *config, const struct log *log,
+                        struct error *err)
+{
+    struct utsname host;
+    unsigned major = 0;
+    unsigned minor = 0;
+
+    (void)config;
+    (void)log;
+    if (uname(&host) < 0)
+        return error_set(err, ERR_PREFLIGHT, "the kernel does not tell its version (%s)",
+                         strerror(errno));
+    if (sscanf(host.release, "%u.%u", &major, &minor) != 2 || major < KERNEL_MAJOR ||
+        (major == KERNEL_MAJOR && minor < KERNEL_MINOR))
+        return error_set(err, ERR_PREFLIGHT, "Linux %s is too old: boot %d.%d or newer",
+                         host.release, KERNEL_MAJOR, KERNEL_MINOR);
+    if (runsc_check_seccomp(err) < 0)
+        return -1;
+    note(found, "Linux %s on %s, with seccomp filters", host.release, host.machine);
+    return 0;
+}
+
+static int check_runsc(struct preflight *found, const struct config *config, const struct log *log,
                        struct error *err)
 {
-    if (runsc_version(config->guest_runsc, version, err) < 0)
+    const char *version = found->runsc_version;
+
+    (void)log;
+    if (runsc_version(config->guest_runsc, found->runsc_version, err) < 0)
         return -1;
     if (!runsc_version_is_known(config->guest_runsc_versions, version))
         return error_set_field(err, ERR_PREFLIGHT, "guest.runsc_versions",
                                "runsc %s is not a build known good (%s): install one, or prove "
                                "this one and add it to guest.runsc_versions",
                                version, config->guest_runsc_versions);
-    return runsc_check_platform(config->guest_runsc, config->daemon_state_dir, err);
+    if (runsc_check_platform(config->guest_runsc, config->daemon_state_dir, err) < 0)
+        return -1;
+    note(found, "%s, %s, platform %s", config->guest_runsc, version, RUNSC_PLATFORM);
+    return 0;
 }
 
 static int check_cgroups(struct preflight *found, const struct config *config,
@@ -168,12 +244,25 @@ static int check_cgroups(struct preflight *found, const struct config *config,
     if (cgroup_own_path("/proc/self/cgroup", own, sizeof(own), err) < 0)
         return -1;
     found->cgroup = cgroup_new(CGROUP_ROOT, version, config->cgroup_parent, own, err);
-    if (!found->cgroup || cgroup_prepare(found->cgroup, err) < 0)
+    if (!found->cgroup || cgroup_prepare(found->cgroup, err) < 0 ||
+        cgroup_prove(found->cgroup, err) < 0)
         return -1;
-    return cgroup_prove(found->cgroup, err);
+    note(found, "version %d%s, below %s", version,
+         version == 1 ? " (cgroup.cgroup_v1 = allow)" : "", cgroup_parent(found->cgroup));
+    return 0;
 }
 
-static int make_facts(struct preflight *found, const char *runsc, struct error *err)
+static int check_images(struct preflight *found, const struct config *config, const struct log *log,
+                        struct error *err)
+{
+    (void)log;
+    if (templates_load(&found->templates, config, err) < 0)
+        return -1;
+    note(found, "%s, in %s", config->guest_templates, config->guest_images_dir);
+    return 0;
+}
+
+static int make_facts(struct preflight *found, struct error *err)
 {
     _cleanup_json_ json_t *facts = NULL;
     json_t *controllers = json_array();
@@ -186,9 +275,9 @@ static int make_facts(struct preflight *found, const char *runsc, struct error *
     for (unsigned i = 0; i < found->templates.count; i++)
         (void)json_object_set_new(templates, found->templates.items[i].name,
                                   json_string(found->templates.items[i].key));
-    facts = json_pack("{s:{s:s,s:s},s:{s:i,s:o},s:s,s:o}", "runsc", "version", runsc, "platform",
-                      RUNSC_PLATFORM, "cgroup", "version", cgroup_version(found->cgroup),
-                      "controllers", controllers, "kernel",
+    facts = json_pack("{s:{s:s,s:s},s:{s:i,s:o},s:s,s:o}", "runsc", "version", found->runsc_version,
+                      "platform", RUNSC_PLATFORM, "cgroup", "version",
+                      cgroup_version(found->cgroup), "controllers", controllers, "kernel",
                       uname(&host) == 0 ? host.release : "unknown", "templates", templates);
     found->facts_json = facts ? json_dumps(facts, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     if (!found->facts_json)
@@ -196,15 +285,54 @@ static int make_facts(struct preflight *found, const char *runsc, struct error *
     return 0;
 }
 
+/* --- the checks in order ---------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    enum preflight_check needs;
+    int (*run)(struct preflight *found, const struct config *config, const struct log *log,
+               struct error *err);
+} checks[PREFLIGHT_COUNT] = {
+    [PREFLIGHT_USER] = {"user", PREFLIGHT_COUNT, check_user},
+    [PREFLIGHT_STORE] = {"store", PREFLIGHT_USER, check_store},
+    [PREFLIGHT_KERNEL] = {"kernel", PREFLIGHT_COUNT, check_kernel},
+    [PREFLIGHT_RUNSC] = {"runsc", PREFLIGHT_STORE, check_runsc}, /* its --root lies there */
+    [PREFLIGHT_CGROUPS] = {"cgroups", PREFLIGHT_USER, check_cgroups},
+    [PREFLIGHT_IMAGES] = {"images", PREFLIGHT_COUNT, check_images},
+};
+
+const char *preflight_name(enum preflight_check check)
+{
+    return checks[check].name;
+}
+
+enum preflight_check preflight_needs(enum preflight_check check)
+{
+    return checks[check].needs;
+}
+
+int preflight_run(enum preflight_check check, struct preflight *found, const struct config *config,
+                  const struct log *log, struct error *err)
+{
+    return checks[check].run(found, config, log, err);
+}
+
+int preflight_host(struct preflight *found, const struct config *config, const struct log *log,
+                   struct error *err)
+{
+    for (enum preflight_check check = PREFLIGHT_USER; check <= PREFLIGHT_STORE; check++)
+        if (preflight_run(check, found, config, log, err) < 0)
+            return -1;
+    return 0;
+}
+
 int preflight_guests(struct preflight *found, const struct config *config, const struct log *log,
                      struct error *err)
 {
-    char version[RUNSC_VERSION_MAX];
-
-    if (check_runsc(config, version, err) < 0 || check_cgroups(found, config, log, err) < 0 ||
-        templates_load(&found->templates, config, err) < 0)
-        return -1;
-    return make_facts(found, version, err);
+    for (enum preflight_check check = PREFLIGHT_KERNEL; check < PREFLIGHT_COUNT; check++)
+        if (preflight_run(check, found, config, log, err) < 0)
+            return -1;
+    return make_facts(found, err);
 }
 
 void preflight_clear(struct preflight *found)

@@ -13,21 +13,45 @@
 #include "common/error.h"
 #include "common/log.h"
 #include "daemon/keeper/cgroup.h"
+#include "daemon/keeper/runsc.h"
 #include "daemon/keeper/templates.h"
+
+#define PREFLIGHT_NOTE_MAX 256
 
 struct preflight {
     uid_t uid; /* of daemon.user */
     gid_t gid;
+    char runsc_version[RUNSC_VERSION_MAX];
     struct cgroup *cgroup; /* prepared and proved; owned */
     struct templates templates;
-    char *facts_json; /* {runsc, cgroup, kernel, templates}; owned */
+    char *facts_json;              /* {runsc, cgroup, kernel, templates}; owned */
+    char note[PREFLIGHT_NOTE_MAX]; /* what the last check that passed found, for people */
 };
 
+/* The checks, in the order in which they are made. */
+enum preflight_check {
+    PREFLIGHT_USER, /* root, and daemon.user */
+    PREFLIGHT_STORE,
+    PREFLIGHT_KERNEL,
+    PREFLIGHT_RUNSC,
+    PREFLIGHT_CGROUPS,
+    PREFLIGHT_IMAGES,
+    PREFLIGHT_COUNT
+};
+
+/* "store": as a report names it. */
+const char *preflight_name(enum preflight_check check);
+/* The check without which this one cannot be judged; PREFLIGHT_COUNT: there is none. */
+enum preflight_check preflight_needs(enum preflight_check check);
+/* One check by itself, those that it needs having passed; sets found->note. ERR_PREFLIGHT. */
+int preflight_run(enum preflight_check check, struct preflight *found, const struct config *config,
+                  const struct log *log, struct error *err) __attribute__((warn_unused_result));
+
 /* Root, daemon.user, and the folders: made where missing. ERR_PREFLIGHT. */
-int preflight_host(struct preflight *found, const struct config *config, struct error *err)
-    __attribute__((warn_unused_result));
-/* runsc, cgroups, images; writes a warning for what is allowed but second best. Makes the cgroup
- * parent. ERR_PREFLIGHT. After preflight_host. */
+int preflight_host(struct preflight *found, const struct config *config, const struct log *log,
+                   struct error *err) __attribute__((warn_unused_result));
+/* Kernel, runsc, cgroups, images; writes a warning for what is allowed but second best. Makes the
+ * cgroup parent. ERR_PREFLIGHT. After preflight_host. */
 int preflight_guests(struct preflight *found, const struct config *config, const struct log *log,
                      struct error *err) __attribute__((warn_unused_result));
 /* Releases what was found, also of a preflight that failed; found must be zeroed before. */

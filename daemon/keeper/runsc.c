@@ -169,7 +169,7 @@ bool runsc_version_is_known(const char *known, const char *version)
 }
 
 /* systrap traps system calls by seccomp's SECCOMP_RET_TRAP (seccomp(2)). */
-static int check_seccomp(struct error *err)
+int runsc_check_seccomp(struct error *err)
 {
     _cleanup_close_ int fd = open("/proc/sys/kernel/seccomp/actions_avail", O_RDONLY | O_CLOEXEC);
     char actions[256] = "";
@@ -189,8 +189,6 @@ int runsc_check_platform(const char *path, const char *state_dir, struct error *
     const char *const argv[] = {path, root_arg, RUNSC_PLATFORM_FLAG, "list", NULL};
     int status;
 
-    if (check_seccomp(err) < 0)
-        return -1;
     if (runsc_root(state_dir, root, sizeof(root)) < 0 ||
         strlen(root) + strlen("/runsc-.sock") + ID_SIZE - 1 > CONTROL_SOCKET_MAX)
         return error_set(err, ERR_PREFLIGHT,

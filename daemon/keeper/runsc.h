@@ -24,7 +24,9 @@ int runsc_version(const char *path, char out[RUNSC_VERSION_MAX], struct error *e
     __attribute__((warn_unused_result));
 /* Is the version one of the space-separated known ones? */
 bool runsc_version_is_known(const char *known, const char *version);
-/* Does this build have our platform, and does this kernel let it work? ERR_PREFLIGHT otherwise. */
+/* Does this kernel let our platform work? ERR_PREFLIGHT otherwise. */
+int runsc_check_seccomp(struct error *err) __attribute__((warn_unused_result));
+/* Does this build have our platform? ERR_PREFLIGHT otherwise. */
 int runsc_check_platform(const char *path, const char *state_dir, struct error *err)
     __attribute__((warn_unused_result));
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/personality.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,9 +20,12 @@
 #define ID "0001aaaa-0000-4000-8000-000000000001"
 
 static char dir[64];
+static struct log quiet;
 
 static void dir_setup(void)
 {
+    log_init(&quiet, "test_preflight");
+    quiet.level = LOG_ERROR;
     (void)snprintf(dir, sizeof(dir), "/tmp/paddock-preflight-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(dir));
 }
@@ -324,7 +328,7 @@ static int host(const struct config *config, struct error *err)
 
     memset(&found, 0, sizeof(found));
     *err = (struct error)ERROR_INIT;
-    rc = preflight_host(&found, config, err);
+    rc = preflight_host(&found, config, &quiet, err);
     preflight_clear(&found);
     return rc;
 }
@@ -398,6 +402,34 @@ START_TEST(the_user_must_exist_and_not_be_root)
 }
 END_TEST
 
+START_TEST(a_kernel_that_is_too_old_is_named)
+{
+    _cleanup_config_ struct config *config = config_with("", "");
+    struct preflight found = {0};
+    struct error err = ERROR_INIT;
+
+    ck_assert_msg(preflight_run(PREFLIGHT_KERNEL, &found, config, &quiet, &err) == 0, "%s",
+                  err.detail);
+    ck_assert_ptr_nonnull(strstr(found.note, "Linux "));
+    /* This process is told of a Linux 2.6 from here on (personality(2)). */
+    ck_assert_int_ge(personality(PER_LINUX | UNAME26), 0);
+    ck_assert_int_eq(preflight_run(PREFLIGHT_KERNEL, &found, config, &quiet, &err), -1);
+    assert_says(&err, "Linux 2.6.");
+    assert_says(&err, "too old: boot 5.11");
+}
+END_TEST
+
+START_TEST(a_check_needs_an_earlier_one_or_none)
+{
+    for (enum preflight_check check = 0; check < PREFLIGHT_COUNT; check++) {
+        enum preflight_check needs = preflight_needs(check);
+
+        ck_assert(needs < check || needs == PREFLIGHT_COUNT);
+        ck_assert_str_ne(preflight_name(check), "");
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("preflight");
@@ -420,6 +452,8 @@ int main(void)
     tcase_add_test(tcase, folders_are_made_with_owner_and_mode);
     tcase_add_test(tcase, folders_of_others_are_left_alone);
     tcase_add_test(tcase, the_user_must_exist_and_not_be_root);
+    tcase_add_test(tcase, a_kernel_that_is_too_old_is_named);
+    tcase_add_test(tcase, a_check_needs_an_earlier_one_or_none);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_ENV);
     failed = srunner_ntests_failed(runner);
