@@ -32,6 +32,7 @@ struct cli {
     const char *project;     /* --project or PADDOCK_PROJECT */
     const char *token;       /* PADDOCK_TOKEN; never an argument: ps shows those */
     const char *usage;       /* synopsis of the verb at hand */
+    long answer_timeout_s;   /* of a REST request; 0: as long as the service may hold an answer */
     struct config *config;   /* owned; by cli_config */
     struct db *db;           /* owned; by cli_db */
     struct error err;

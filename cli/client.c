@@ -134,7 +134,8 @@ json_t *client_request(struct cli *cli, const char *method, const char *path, co
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, ANSWER_TIMEOUT_S);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT,
+                     cli->answer_timeout_s > 0 ? cli->answer_timeout_s : ANSWER_TIMEOUT_S);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "paddock/" PADDOCK_VERSION);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, collect);

@@ -15,7 +15,6 @@ static void say_applied(int version, const char *name, void *arg)
 
 int cmd_db_migrate(struct cli *cli, int argc, char **argv)
 {
-    const char *folder = getenv("PADDOCK_SQL_DIR");
     struct db *db;
     PGconn *conn;
     int applied;
@@ -27,8 +26,7 @@ int cmd_db_migrate(struct cli *cli, int argc, char **argv)
     conn = db != NULL ? db_connection(db, &cli->err) : NULL;
     if (conn == NULL)
         return cli_exit_status(&cli->err);
-    applied = migrate_apply(conn, folder != NULL ? folder : PADDOCK_DATADIR "/sql", say_applied,
-                            cli, &cli->err);
+    applied = migrate_apply(conn, migrate_folder(), say_applied, cli, &cli->err);
     if (applied < 0)
         return cli_exit_status(&cli->err);
     if (cli->json)

@@ -1,7 +1,7 @@
 /*
- * Database migrations. Called by `paddock db migrate`. One transaction holds
- * the lock and everything that is applied: either all of it is there
- * afterwards, or nothing.
+ * Database migrations. Called by `paddock db migrate`, and by `paddock doctor`,
+ * which only looks. One transaction holds the lock and everything that is
+ * applied: either all of it is there afterwards, or nothing.
  */
 #include "cli/migrate.h"
 
@@ -21,6 +21,13 @@
 #define LOCK_KEY "31629360713392491"
 #define MIGRATION_MAX (4u * 1024 * 1024)
 #define MIGRATIONS_MAX 9999
+
+const char *migrate_folder(void)
+{
+    const char *folder = getenv("PADDOCK_SQL_DIR");
+
+    return folder != NULL ? folder : PADDOCK_DATADIR "/sql";
+}
 
 static PGresult *query(PGconn *conn, const char *sql, int count, const char *const params[],
                        struct error *err)
@@ -88,21 +95,29 @@ static int check_applied(PGconn *conn, const char *version, const char *name, co
     return 1;
 }
 
+/* A file of the folder: is it applied? As check_applied; its text is left in *text. */
+static int look_at_one(PGconn *conn, const char *folder, const char *name, struct buf *text,
+                       char sha256[2 * TOKEN_HASH_LEN + 1], struct error *err)
+{
+    uint8_t hash[TOKEN_HASH_LEN];
+    char version[5] = {name[0], name[1], name[2], name[3], '\0'};
+
+    if (read_file(folder, name, text, err) != 0 ||
+        token_sha256(text->data != NULL ? text->data : "", text->len, hash, err) != 0)
+        return -1;
+    text_hex(hash, sizeof(hash), sha256);
+    return check_applied(conn, version, name, sha256, err);
+}
+
 static int apply_one(PGconn *conn, const char *folder, const char *name, struct error *err)
 {
     _cleanup_buf_ struct buf text = BUF_INIT(MIGRATION_MAX);
     _cleanup_pgresult_ PGresult *res = NULL;
-    uint8_t hash[TOKEN_HASH_LEN];
     char sha256[2 * TOKEN_HASH_LEN + 1];
     char version[5] = {name[0], name[1], name[2], name[3], '\0'};
     const char *record[] = {version, name, sha256};
-    int applied;
+    int applied = look_at_one(conn, folder, name, &text, sha256, err);
 
-    if (read_file(folder, name, &text, err) != 0 ||
-        token_sha256(text.data != NULL ? text.data : "", text.len, hash, err) != 0)
-        return -1;
-    text_hex(hash, sizeof(hash), sha256);
-    applied = check_applied(conn, version, name, sha256, err);
     if (applied != 0)
         return applied < 0 ? -1 : 0;
     res = PQexec(conn, buf_cstr(&text));
@@ -116,26 +131,19 @@ static int apply_one(PGconn *conn, const char *folder, const char *name, struct 
     return res != NULL ? 1 : -1;
 }
 
-static int apply_all(PGconn *conn, const char *folder, struct dirent **files, int count,
-                     migrate_applied_cb on_applied, void *arg, struct error *err)
+static int check_number(const char *folder, const char *name, int number, struct error *err)
 {
-    _cleanup_pgresult_ PGresult *newest = NULL;
-    int applied = 0;
+    if (atoi(name) != number)
+        return error_set(err, ERR_CONFIG, "%s: migration %04d is missing or doubled", folder,
+                         number);
+    return 0;
+}
 
-    for (int i = 0; i < count; i++) {
-        int did;
+static int check_not_newer(PGconn *conn, int count, struct error *err)
+{
+    _cleanup_pgresult_ PGresult *newest =
+        query(conn, "SELECT coalesce(max(version), 0) FROM schema_migrations", 0, NULL, err);
 
-        if (atoi(files[i]->d_name) != i + 1)
-            return error_set(err, ERR_CONFIG, "%s: migration %04d is missing or doubled", folder,
-                             i + 1);
-        did = apply_one(conn, folder, files[i]->d_name, err);
-        if (did < 0)
-            return -1;
-        if (did > 0 && on_applied != NULL)
-            on_applied(i + 1, files[i]->d_name, arg);
-        applied += did;
-    }
-    newest = query(conn, "SELECT coalesce(max(version), 0) FROM schema_migrations", 0, NULL, err);
     if (newest == NULL)
         return -1;
     if (atoi(PQgetvalue(newest, 0, 0)) > count)
@@ -143,21 +151,85 @@ static int apply_all(PGconn *conn, const char *folder, struct dirent **files, in
                          "the database is at version %s, newer than this program's %d; install "
                          "the newer Paddock",
                          PQgetvalue(newest, 0, 0), count);
-    return applied;
+    return 0;
+}
+
+static int apply_all(PGconn *conn, const char *folder, struct dirent **files, int count,
+                     migrate_applied_cb on_applied, void *arg, struct error *err)
+{
+    int applied = 0;
+
+    for (int i = 0; i < count; i++) {
+        int did;
+
+        if (check_number(folder, files[i]->d_name, i + 1, err) < 0)
+            return -1;
+        did = apply_one(conn, folder, files[i]->d_name, err);
+        if (did < 0)
+            return -1;
+        if (did > 0 && on_applied != NULL)
+            on_applied(i + 1, files[i]->d_name, arg);
+        applied += did;
+    }
+    return check_not_newer(conn, count, err) < 0 ? -1 : applied;
+}
+
+static int check_all(PGconn *conn, const char *folder, struct dirent **files, int count,
+                     struct error *err)
+{
+    _cleanup_pgresult_ PGresult *begun =
+        query(conn, "SELECT to_regclass('schema_migrations') IS NOT NULL", 0, NULL, err);
+
+    if (begun == NULL)
+        return -1;
+    if (PQgetvalue(begun, 0, 0)[0] != 't')
+        return error_set(err, ERR_CONFLICT, "the database has no schema");
+    for (int i = 0; i < count; i++) {
+        _cleanup_buf_ struct buf text = BUF_INIT(MIGRATION_MAX);
+        char sha256[2 * TOKEN_HASH_LEN + 1];
+        int applied;
+
+        if (check_number(folder, files[i]->d_name, i + 1, err) < 0)
+            return -1;
+        applied = look_at_one(conn, folder, files[i]->d_name, &text, sha256, err);
+        if (applied == 0)
+            error_set(err, ERR_CONFLICT, "migration %s is not applied", files[i]->d_name);
+        if (applied <= 0)
+            return -1;
+    }
+    return check_not_newer(conn, count, err) < 0 ? -1 : count;
+}
+
+static void free_list(struct dirent **files, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(files[i]);
+    free(files);
+}
+
+/* The migrations of a folder in order. Returns how many, or -1. */
+static int list_folder(const char *folder, struct dirent ***files, struct error *err)
+{
+    int count = scandir(folder, files, is_migration, alphasort);
+
+    if (count < 0)
+        return error_set_errno(err, "read %s", folder);
+    if (count > 0 && count <= MIGRATIONS_MAX)
+        return count;
+    free_list(*files, count);
+    return error_set(err, ERR_CONFIG, "%s holds no migrations (NNNN_name.sql)", folder);
 }
 
 int migrate_apply(PGconn *conn, const char *folder, migrate_applied_cb on_applied, void *arg,
                   struct error *err)
 {
     struct dirent **files = NULL;
-    int count = scandir(folder, &files, is_migration, alphasort);
+    int count = list_folder(folder, &files, err);
     int applied = -1;
 
     if (count < 0)
-        return error_set_errno(err, "read %s", folder);
-    if (count == 0 || count > MIGRATIONS_MAX) {
-        error_set(err, ERR_CONFIG, "%s holds no migrations (NNNN_name.sql)", folder);
-    } else if (command(conn, "BEGIN", err) == 0) {
+        return -1;
+    if (command(conn, "BEGIN", err) == 0) {
         if (command(conn, "SELECT pg_advisory_xact_lock(" LOCK_KEY ")", err) == 0 &&
             command(conn, "SET LOCAL client_min_messages = warning", err) == 0 &&
             command(conn,
@@ -171,8 +243,19 @@ int migrate_apply(PGconn *conn, const char *folder, migrate_applied_cb on_applie
         if (applied < 0)
             PQclear(PQexec(conn, "ROLLBACK"));
     }
-    for (int i = 0; i < count; i++)
-        free(files[i]);
-    free(files);
+    free_list(files, count);
     return applied;
+}
+
+int migrate_check(PGconn *conn, const char *folder, struct error *err)
+{
+    struct dirent **files = NULL;
+    int count = list_folder(folder, &files, err);
+    int version;
+
+    if (count < 0)
+        return -1;
+    version = check_all(conn, folder, files, count, err);
+    free_list(files, count);
+    return version;
 }

@@ -6,6 +6,9 @@
 
 #include "common/error.h"
 
+/* The installed migrations, or those of PADDOCK_SQL_DIR. Borrowed. */
+const char *migrate_folder(void);
+
 /* Called for each migration applied. */
 typedef void (*migrate_applied_cb)(int version, const char *name, void *arg);
 
@@ -15,5 +18,10 @@ typedef void (*migrate_applied_cb)(int version, const char *name, void *arg);
  * applied, or -1. */
 int migrate_apply(PGconn *conn, const char *folder, migrate_applied_cb on_applied, void *arg,
                   struct error *err) __attribute__((warn_unused_result));
+
+/* Would migrate_apply have anything to do, or to refuse? Changes nothing. Returns the version, or
+ * -1; ERR_CONFLICT names the first migration that is missing. */
+int migrate_check(PGconn *conn, const char *folder, struct error *err)
+    __attribute__((warn_unused_result));
 
 #endif

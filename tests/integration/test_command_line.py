@@ -73,19 +73,6 @@ def test_config_show_is_a_loadable_file_with_help(stack, tmp_path):
     assert "guest" in json.loads(stack.cli("config", "show", "--json").stdout)
 
 
-def test_doctor_finds_a_good_installation_good_and_names_what_is_wrong(stack, tmp_path):
-    stack.env["PADDOCKD"] = str(BUILD / "paddockd")
-    good = stack.cli("doctor", "--json", check=False)
-    results = {r["check"]: r for r in json.loads(good.stdout)}
-    for name in ("configuration", "database", "schema", "service"):
-        assert results[name]["ok"], results
-    text = stack.config_path.read_text().replace("dsn = ", "dsn = port=1 ")
-    wrong = tmp_path / "wrong.conf"
-    wrong.write_text(text)
-    bad = subprocess.run([BUILD / "paddock", "--config", wrong, "doctor"], capture_output=True, text=True, env=stack.env)
-    assert bad.returncode == 1 and "database" in bad.stdout and "FAILED" in bad.stdout
-
-
 def test_root_reaches_a_database_that_admits_only_the_service_user(stack):
     rules = stack.run_dir / "pg" / "pg_hba.conf"
     before = rules.read_text()
@@ -104,10 +91,3 @@ def test_root_reaches_a_database_that_admits_only_the_service_user(stack):
         rules.write_text(before)
         stack.signal("postgres", signal.SIGHUP)
         wait_for(root_is_admitted, "the old rules are in force")
-
-
-def test_doctor_needs_no_token(stack):
-    words = [BUILD / "paddock", "--config", stack.config_path, "--url", stack.url, "--json", "doctor"]
-    env = {name: value for name, value in stack.env.items() if name != "PADDOCK_TOKEN"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env)
-    assert {r["check"]: r["ok"] for r in json.loads(done.stdout)}["service"], done

@@ -35,6 +35,62 @@ START_TEST(nothing_writes_no_record)
 }
 END_TEST
 
+START_TEST(a_request_is_exact)
+{
+    static const uint8_t wanted[] = {
+        1,   1,   0,   7, 0, 8,   0, 0, 0, 1, 0,   0,   0,   0, 0, 0, /* responder */
+        1,   4,   0,   7, 0, 13,  0, 0, 1, 2, 'A', 'b', 'c', 0, 3,    /* "A" "bc", "" "def" */
+        'd', 'e', 'f', 1, 0, 'G',                                     /* "G" "" */
+        1,   4,   0,   7, 0, 0,   0, 0, 1, 5, 0,   7,   0,   0, 0, 0,
+    };
+    static const char *const params[][2] = {{"A", "bc"}, {"", "def"}, {"G", ""}};
+    _cleanup_buf_ struct buf out = BUF_INIT(0);
+
+    ck_assert_int_eq(fcgi_record_request(&out, 7, params, 3), 0);
+    ck_assert_uint_eq(out.len, sizeof(wanted));
+    ck_assert_mem_eq(out.data, wanted, sizeof(wanted));
+}
+END_TEST
+
+START_TEST(a_long_parameter_has_a_long_length_and_one_too_long_none)
+{
+    char value[70000];
+    const char *const params[][2] = {{"K", value}};
+    _cleanup_buf_ struct buf out = BUF_INIT(0);
+
+    memset(value, 'v', sizeof(value));
+    value[sizeof(value) - 1] = '\0';
+    ck_assert_int_eq(fcgi_record_request(&out, 1, params, 1), -1);
+    ck_assert_uint_eq(out.len, 0);
+    value[128] = '\0';
+    ck_assert_int_eq(fcgi_record_request(&out, 1, params, 1), 0);
+    ck_assert_mem_eq(out.data + 24, "\1\x80\0\0\x80Kvv", 8);
+}
+END_TEST
+
+START_TEST(an_answer_is_read_back_and_nothing_beyond_its_bytes)
+{
+    _cleanup_buf_ struct buf out = BUF_INIT(0);
+    struct fcgi_record record;
+    static const uint8_t padded[] = {1, 6, 0, 1, 0, 2, 3, 0, 'h', 'i', 0, 0, 0};
+
+    ck_assert_int_eq(fcgi_record_stdout(&out, 1, "hello", 5), 0);
+    ck_assert_int_eq(fcgi_record_end(&out, 1), 0);
+    for (size_t len = 0; len < 13; len++)
+        ck_assert_int_eq(fcgi_record_read(out.data, len, &record), 0);
+    ck_assert_int_eq(fcgi_record_read(out.data, out.len, &record), 13);
+    ck_assert(!record.is_end && record.content_len == 5 && memcmp(record.content, "hello", 5) == 0);
+    ck_assert_int_eq(fcgi_record_read(out.data + 13, out.len - 13, &record), 8);
+    ck_assert(!record.is_end && record.content_len == 0);
+    ck_assert_int_eq(fcgi_record_read(out.data + 21, out.len - 21, &record), 16);
+    ck_assert(record.is_end && !record.content);
+    ck_assert_int_eq(fcgi_record_read(padded, sizeof(padded) - 1, &record), 0);
+    ck_assert_int_eq(fcgi_record_read(padded, sizeof(padded), &record), sizeof(padded));
+    ck_assert_uint_eq(record.content_len, 2);
+    ck_assert_int_eq(fcgi_record_read("HTTP/1.1", 8, &record), -1);
+}
+END_TEST
+
 START_TEST(large_content_splits_and_rejoins)
 {
     static const size_t sizes[] = {1,      CONTENT_MAX - 1, CONTENT_MAX,     CONTENT_MAX + 1,
@@ -94,6 +150,9 @@ int main(void)
 
     tcase_add_test(tc, a_short_answer_is_exact);
     tcase_add_test(tc, nothing_writes_no_record);
+    tcase_add_test(tc, a_request_is_exact);
+    tcase_add_test(tc, a_long_parameter_has_a_long_length_and_one_too_long_none);
+    tcase_add_test(tc, an_answer_is_read_back_and_nothing_beyond_its_bytes);
     tcase_add_loop_test(tc, large_content_splits_and_rejoins, 0, 9);
     tcase_add_test(tc, a_refusal_leaves_no_cut_record);
     suite_add_tcase(suite, tc);

@@ -93,6 +93,44 @@ START_TEST(applies_what_is_missing_once)
 }
 END_TEST
 
+static int look(struct error *err)
+{
+    PGconn *conn = open_connection();
+    int version;
+
+    *err = (struct error)ERROR_INIT;
+    version = migrate_check(conn, folder, err);
+    ck_assert_int_eq(PQtransactionStatus(conn), PQTRANS_IDLE);
+    PQfinish(conn);
+    return version;
+}
+
+START_TEST(a_look_tells_what_is_missing_and_applies_nothing)
+{
+    struct error err = ERROR_INIT;
+
+    ck_assert_int_eq(look(&err), -1);
+    ck_assert_int_eq(err.code, ERR_CONFLICT);
+    ck_assert_ptr_nonnull(strstr(err.detail, "no schema"));
+    ck_assert(!table_exists("one") && !table_exists("schema_migrations"));
+    ck_assert_int_eq(apply(&err), 1);
+    ck_assert_int_eq(look(&err), 1);
+    write_migration("0002_two.sql", "CREATE TABLE two (id integer);");
+    ck_assert_int_eq(look(&err), -1);
+    ck_assert_ptr_nonnull(strstr(err.detail, "0002_two.sql is not applied"));
+    ck_assert(!table_exists("two"));
+    ck_assert_int_eq(apply(&err), 1);
+    ck_assert_int_eq(look(&err), 2);
+    write_migration("0001_one.sql", "CREATE TABLE one (id bigint);");
+    ck_assert_int_eq(look(&err), -1);
+    ck_assert_ptr_nonnull(strstr(err.detail, "other content"));
+    write_migration("0001_one.sql", "CREATE TABLE one (id integer);");
+    write_migration("0004_four.sql", "CREATE TABLE four (id integer);");
+    ck_assert_int_eq(look(&err), -1);
+    ck_assert_ptr_nonnull(strstr(err.detail, "0003 is missing"));
+}
+END_TEST
+
 START_TEST(a_failing_migration_applies_nothing_at_all)
 {
     struct error err = ERROR_INIT;
@@ -183,6 +221,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_set_timeout(tests, 60);
     tcase_add_test(tests, applies_what_is_missing_once);
+    tcase_add_test(tests, a_look_tells_what_is_missing_and_applies_nothing);
     tcase_add_test(tests, a_failing_migration_applies_nothing_at_all);
     tcase_add_test(tests, a_changed_migration_is_refused);
     tcase_add_test(tests, a_gap_and_an_empty_folder_are_refused);
