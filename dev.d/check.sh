@@ -132,6 +132,7 @@ do_check() {
     check_one cppcheck_finds_nothing cppcheck_check
     unit_tests unit_tests "$build"
     integration_tests
+    fault_tests
     # What needs many minutes more: ./dev check --full
     if [[ ${1-} == --full ]]; then
         check_one guests_limits_hold_on_a_cgroup_v2_kernel cgroup_v2_test

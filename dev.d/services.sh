@@ -194,6 +194,25 @@ demo_token() {
     mv "$run/token.new" "$run/token"
 }
 
+# One part that is configured and does not run.
+start_part() {
+    case $1 in
+        postgres) postgres_up ;;
+        paddockd | paddock-fcgi) start "$1" "$build/$1" --config "$run/paddock.conf" ;;
+        lighttpd)
+            /usr/sbin/lighttpd -f "$run/lighttpd.conf" >&2 8>&- || die "lighttpd did not start"
+            ;;
+        *) die "there is no part $1: postgres, paddockd, paddock-fcgi or lighttpd" ;;
+    esac
+}
+
+# ./dev restart PART: what an init system does for a part that ended (the fault tests do).
+do_restart() {
+    place_run_dir
+    [[ -e $run/paddock.conf ]] || die "nothing is set up in $run: ./dev up"
+    start_part "${1-}"
+}
+
 do_up() {
     local before
     make_ready
@@ -213,15 +232,14 @@ do_up() {
         mkdir -p "$run/www"
         if ! is_running paddockd "$build/paddockd"; then
             before=$(epochs)
-            start paddockd "$build/paddockd" --config "$run/paddock.conf"
+            start_part paddockd
         fi
-        is_running paddock-fcgi "$build/paddock-fcgi" ||
-            start paddock-fcgi "$build/paddock-fcgi" --config "$run/paddock.conf"
+        is_running paddock-fcgi "$build/paddock-fcgi" || start_part paddock-fcgi
         if ! is_running lighttpd /usr/sbin/lighttpd; then
             write_web_config
             touch "$run/lighttpd.log"
             chown paddock:paddock "$run/lighttpd.log"
-            /usr/sbin/lighttpd -f "$run/lighttpd.conf" >&2 8>&- || die "lighttpd did not start"
+            start_part lighttpd
         fi
         await paddock-fcgi "$build/paddock-fcgi" 'answering' web_answers
         [[ -z ${before-} ]] ||

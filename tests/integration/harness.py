@@ -155,6 +155,12 @@ class Stack:
         self.client = Client(self, words["PADDOCK_TOKEN"], words["PADDOCK_PROJECT"])
         self.project = words["PADDOCK_PROJECT"]
 
+    def restart(self, part):
+        """Starts one part that ended, as an init system would."""
+        return subprocess.run(
+            [str(TOP / "dev"), "restart", part], env=self.env, capture_output=True, text=True, timeout=120
+        )
+
     def down(self):
         subprocess.run(
             [str(TOP / "dev"), "down"], env=self.env, capture_output=True, text=True, timeout=120
@@ -164,12 +170,12 @@ class Stack:
         self.down()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def logs(self):
+    def logs(self, tail_bytes=8000):
         """The logs of this run, for a failing test."""
         out = []
         for path in sorted(self.run_dir.glob("**/*.log")):
             text = path.read_text(errors="replace")
-            out.append(f"--- {path.name}\n{text[-8000:]}")
+            out.append(f"--- {path.name}\n{text[-tail_bytes:]}")
         return "\n".join(out)
 
     # --- parts -------------------------------------------------------------------
@@ -253,6 +259,15 @@ def children(pid):
         if int(stat[stat.rindex(")") + 2 :].split()[1]) == pid:
             out.append(int(task.name))
     return out
+
+
+def rss_kib(pid):
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+
+def fd_count(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def cmdline(pid):

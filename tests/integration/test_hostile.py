@@ -1,4 +1,4 @@
-"""Hostile clients, hostile users of a guest, and parts that are killed at random.
+"""Hostile clients and hostile users of a guest (parts that are killed at random: tests/faults).
 
 What must hold, whatever they do: other clients and other guests go on, nothing
 grows, every answer is true, and what was acknowledged exists for ever.
@@ -6,9 +6,7 @@ grows, every answer is true, and what was acknowledged exists for ever.
 
 import collections
 import concurrent.futures
-import http.client
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -18,16 +16,7 @@ import uuid
 
 import pytest
 
-from harness import cgroups_naming, children, cmdline, processes_naming, wait_for
-
-
-def rss_kib(pid):
-    with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
-
-
-def fd_count(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
+from harness import cgroups_naming, children, fd_count, processes_naming, rss_kib, wait_for
 
 
 def raw_request(client, method, path, body="", head=""):
@@ -559,146 +548,3 @@ def test_sandbox_after_sandbox_leaves_the_host_as_it_was(stack, client):
     assert after[:3] == before[:3]
     assert after[3] - before[3] <= 4
     assert [c for s in made for c in cgroups_naming(s["id"])] == []
-
-
-# --- parts that are killed --------------------------------------------------------------
-
-
-class Load:
-    """Clients that note what was acknowledged to them."""
-
-    def __init__(self, client):
-        self.client = client
-        self.sandboxes, self.executions, self.odd = {}, {}, []
-        self.stop = threading.Event()
-
-    def __enter__(self):
-        self.threads = [threading.Thread(target=self._work, args=(i,)) for i in range(4)]
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-
-    def _ask(self, method, path, body=None, key=None):
-        try:
-            answer = self.client.request(
-                method, path, body, {"Idempotency-Key": key} if key else None, timeout=60
-            )
-        except (OSError, http.client.HTTPException):
-            time.sleep(0.05)
-            return None
-        # 500 without a problem is lighttpd's: the process that held the request was killed.
-        if answer.status >= 500 and answer.status != 503 and answer.json is not None:
-            self.odd.append((method, path, answer.status, answer.body))
-        return answer
-
-    def _work(self, seed):
-        chance = random.Random(seed)
-        while not self.stop.is_set():
-            made = self._ask("POST", "~?wait=20", {"template": "base", "memoryMb": 512}, uuid.uuid4().hex)
-            if made is None or made.status not in (201, 202):
-                self.stop.wait(0.2)
-                continue
-            sid = made.json["id"]
-            self.sandboxes[sid] = None
-            for _ in range(chance.randint(1, 8)):
-                if self.stop.is_set():
-                    break
-                key = uuid.uuid4().hex
-                path = f"~/{sid}/exec" + ("?wait=0" if chance.random() < 0.3 else "")
-                cmd = f"echo {key}; sleep {chance.choice((0, 0, 0.5))}"
-                done = self._ask("POST", path, {"cmd": cmd, "timeoutMs": 20000}, key)
-                if done is not None and done.status in (200, 201, 202):
-                    self.executions[done.json["id"]] = (sid, key, done.json)
-                elif done is not None and done.status in (404, 409, 410):
-                    break
-            if chance.random() < 0.7:
-                gone = self._ask("DELETE", f"~/{sid}")
-                if gone is not None and gone.status == 200:
-                    self.sandboxes[sid] = gone.json
-
-    def check(self):
-        """Everything that was acknowledged is there, ended, and as it was said to be."""
-        assert self.odd == []
-        assert len(self.executions) >= 5
-        for sid, said in self.sandboxes.items():
-            now = self.client.request("GET", f"~/{sid}?wait=30").expect(200)
-            assert now["endedAt"], now
-            assert said is None or (said["state"], said["reason"]) == (now["state"], now["reason"])
-        for eid, (sid, key, said) in self.executions.items():
-            now = self.client.request("GET", f"~/{sid}/executions/{eid}").expect(200)
-            assert now["endedAt"], now
-            if said["endedAt"]:
-                assert {k: now[k] for k in said} == said
-            if now["state"] == "succeeded":
-                assert now["stdout"] == f"{key}\n", now
-
-
-def parts(stack, kind):
-    state = str(stack.run_dir / "state")
-
-    def runsc(test):
-        return [p for p in processes_naming(state) if test(f" {cmdline(p)} ")]
-
-    if kind == "sentry":
-        return runsc(lambda c: " boot " in c)
-    if kind == "gofer":
-        return runsc(lambda c: " gofer " in c)
-    if kind == "run":
-        return runsc(lambda c: " run " in c and "runsc-" not in c.split()[0])
-    if kind in ("main", "keeper"):
-        return [p for p in [stack.daemon_part(kind)] if p]
-    if kind == "handler":
-        return children(stack.pid("paddock-fcgi"))
-    if kind == "backend":
-        return [p for p in children(stack.pid("postgres")) if "paddock paddock" in cmdline(p)]
-    return [stack.pid(kind)]
-
-
-@pytest.mark.parametrize(
-    "kinds, count",
-    [
-        (("sentry", "gofer", "run", "handler"), 12),
-        (("main", "keeper", "backend"), 5),
-        (("paddock-fcgi", "lighttpd", "paddockd", "handler"), 5),
-    ],
-)
-def test_parts_killed_at_random_lose_nothing_and_leave_nothing(own_stack, kinds, count):
-    stack = own_stack()
-    client = stack.client
-    chance = random.Random(7)
-    kills = 0
-    with Load(client) as load:
-        wait_for(lambda: load.executions, "work")
-        while kills < count:
-            kind = chance.choice(kinds)
-            found = parts(stack, kind)
-            if found:
-                try:
-                    os.kill(chance.choice(found), signal.SIGKILL)
-                    kills += 1
-                except ProcessLookupError:
-                    pass
-            if kind in ("paddock-fcgi", "lighttpd", "paddockd"):
-                stack.up()  # nothing else restarts these here
-            time.sleep(chance.uniform(0.3, 1) if kind in ("sentry", "gofer", "run") else chance.uniform(1, 3))
-
-    def back():
-        answer = client.request("POST", "~", {"template": "base"})
-        return answer.status == 201 and answer.json["state"] == "ready" and answer.json
-
-    fresh = wait_for(back, "the service works again", 90)
-    assert client.run(fresh, "echo back") == "back\n"
-    for (sid,) in stack.sql("select id from sandboxes where ended_at is null"):
-        client.request("DELETE", f"~/{sid}?wait=30").expect(200)
-    load.check()
-    assert stack.sql("select count(*) from executions where ended_at is null") == [["0"]]
-    assert stack.sql("select count(*) from sandboxes where ended_at is null") == [["0"]]
-    state = stack.run_dir / "state"
-    wait_for(lambda: not processes_naming(str(state)), "no process is left", 10)
-    wait_for(lambda: not list((state / "guests").iterdir()), "no state is left", 10)
-    assert [c for sid in load.sandboxes for c in cgroups_naming(sid)] == []
