@@ -36,6 +36,9 @@
 #define HEALTHY_MS 60000
 #define MAIN_GRACE_MS 2000    /* for main to end after the keeper died */
 #define KEEPER_GRACE_MS 15000 /* for the keeper to end its guests after main died */
+#define START_TRIES 3
+#define SMOKE_EXIT_FAILED 1
+#define SMOKE_EXIT_UNDECIDED 2
 #define LOCK_WAIT_MS 3000 /* a keeper that is just being killed holds the lock a little longer */
 
 struct child {
@@ -225,7 +228,7 @@ static _Noreturn void smoke_process(struct supervisor *sup, pid_t parent, int re
     if (become_child(sup, parent, &err) == 0 && smoke_run(sup->config, sup->main_sock, &err) == 0)
         _exit(0);
     (void)!write(report_fd, err.detail, strlen(err.detail));
-    _exit(1);
+    _exit(err.code == ERR_PREFLIGHT ? SMOKE_EXIT_FAILED : SMOKE_EXIT_UNDECIDED);
 }
 
 /* --- starting --------------------------------------------------------------------------------- */
@@ -267,6 +270,7 @@ static int smoke_result(struct supervisor *sup, int report_fd, struct error *err
 {
     char text[sizeof(err->detail)];
     ssize_t got;
+    int code;
 
     while (sup->smoke.pid > 0) {
         (void)wait_event(sup, INT64_MAX);
@@ -278,9 +282,12 @@ static int smoke_result(struct supervisor *sup, int report_fd, struct error *err
     }
     if (sup->smoke.status == 0)
         return 0;
+    code = child_code(&sup->smoke);
     got = read(report_fd, text, sizeof(text) - 1);
     text[got > 0 ? got : 0] = '\0';
-    return error_set(err, ERR_PREFLIGHT, "%s", got > 0 ? text : "the smoke test crashed");
+    return error_set(
+        err, code == SMOKE_EXIT_UNDECIDED || code == 128 + SIGKILL ? ERR_SYSTEM : ERR_PREFLIGHT,
+        "%s", got > 0 ? text : "the smoke test crashed");
 }
 
 static int run_smoke(struct supervisor *sup, struct error *err)
@@ -370,25 +377,34 @@ static bool back_off(struct supervisor *sup, int64_t delay_ms)
     return sup->stop_requests == 0;
 }
 
+/* The first start shows whether this host can do it at all. What it found missing ends paddockd;
+ * what may be otherwise at another try (a keeper or a smoke guest that was killed) is tried again,
+ * but not for ever: what never starts is missing, too. */
 static int run_until_stopped(struct supervisor *sup, struct error *err)
 {
     bool smoke = sup->config->guest_smoke;
+    bool proven = false;
+    unsigned tries = 0;
     int64_t delay_ms = BACKOFF_MIN_MS;
     int code = 1;
 
-    for (bool first = true;; first = false) {
+    for (;;) {
         int64_t began = clock_mono_ms();
         bool again;
 
-        if (start_both(sup, first && smoke, err) < 0) {
-            if (first || sup->stop_requests > 0)
-                return sup->stop_requests > 0 ? 1 : SUPERVISOR_EXIT_FATAL;
+        if (start_both(sup, smoke, err) < 0) {
+            if (sup->stop_requests > 0)
+                return 1;
+            if (!proven && (err->code == ERR_PREFLIGHT || ++tries == START_TRIES))
+                return SUPERVISOR_EXIT_FATAL;
             log_error_value(sup->log, LOG_ERROR, "start_failed", err);
             *err = (struct error)ERROR_INIT;
             again = true;
         } else {
             log_info(sup->log, "started", "keeper=%d main=%d", (int)sup->keeper.pid,
                      (int)sup->main.pid);
+            smoke = false;
+            proven = true;
             again = watch(sup, &code);
         }
         if (!again)

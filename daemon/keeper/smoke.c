@@ -31,6 +31,10 @@
 #define CHUNK (32u << 10)
 #define LOAD_TIMEOUT_MS 60000
 #define END_TIMEOUT_MS 20000
+/* SIGKILL, which nothing that gVisor gets wrong ends in: its panics have codes of their own. */
+#define KILLED (128 + 9)
+/* runsc's own when its sandbox ends while it is being started, whatever of. */
+#define NOT_STARTED 128
 
 enum stream_kind { STREAM_BURN, STREAM_ECHO, STREAM_QUICK };
 
@@ -79,6 +83,24 @@ static int fail(struct error *err, const char *fmt, ...)
                      text);
 }
 
+/* What says nothing about this host's runsc: another try may tell. */
+static int undecided(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static int undecided(struct error *err, const char *fmt, ...)
+{
+    char text[KEEPER_TEXT_MAX];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    return error_set(err, ERR_SYSTEM, "the smoke guest could not be judged: %s", text);
+}
+
+static int no_memory(struct error *err)
+{
+    return undecided(err, "no memory");
+}
+
 /* What byte stands at a position of an echo's data: no two chunks or streams look alike. */
 static uint8_t pattern(unsigned stream, uint64_t position)
 {
@@ -89,7 +111,13 @@ static uint8_t pattern(unsigned stream, uint64_t position)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* 1 sent, 0 the socket is full, -1 error. */
+/* Of the errno of a send. Reading finds the same, and the keeper's report says why. */
+static bool guest_is_gone(void)
+{
+    return errno == EPIPE || errno == ECONNRESET;
+}
+
+/* 1 sent, 0 the socket is full or nobody reads it any more, -1 error. */
 static int send_frame(struct smoke *smoke, enum wire_type type, uint8_t channel, uint32_t id,
                       const void *payload, size_t len, struct error *err)
 {
@@ -106,6 +134,8 @@ static int send_frame(struct smoke *smoke, enum wire_type type, uint8_t channel,
     if (sendmsg(smoke->guest_sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
         return 1;
     if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS)
+        return 0;
+    if (guest_is_gone())
         return 0;
     return fail(err, "its socket broke (%s)", strerror(errno));
 }
@@ -226,7 +256,7 @@ static int send_setup(struct smoke *smoke, struct error *err)
     memcpy(setup + 8, env, sizeof(env));
     sent = send_frame(smoke, WIRE_SETUP, 0, 0, setup, sizeof(setup), err);
     if (sent == 0)
-        return fail(err, "its socket takes no first frame");
+        return guest_is_gone() ? 0 : fail(err, "its socket takes no first frame");
     smoke->state = SMOKE_SETUP;
     return sent < 0 ? -1 : 0;
 }
@@ -347,7 +377,7 @@ static int read_keeper(struct smoke *smoke, struct error *err)
     if (len != sizeof(report) || strcmp(report.id, smoke->id) != 0) {
         if (fd >= 0)
             close(fd);
-        return fail(err, "the keeper is gone");
+        return undecided(err, "the keeper is gone");
     }
     report.text[sizeof(report.text) - 1] = '\0';
     switch (report.event) {
@@ -388,7 +418,7 @@ static int ask_keeper(const struct smoke *smoke, enum keeper_op op, struct error
         request.pids = (uint32_t)config->guest_pids;
     }
     if (fdpass_send(smoke->keeper_sock, &request, sizeof(request), -1, &cause) < 0)
-        return fail(err, "the keeper is gone (%s)", cause.detail);
+        return undecided(err, "the keeper is gone");
     return 0;
 }
 
@@ -409,10 +439,10 @@ static int make_specs(struct smoke *smoke, struct error *err)
         stream->output_allowed = WINDOW;
         for (unsigned k = 0; k < count; k++)
             if (wire_spec_put(&stream->spec, WIRE_SPEC_ARG, args[k], strlen(args[k])) < 0)
-                return fail(err, "no memory");
+                return no_memory(err);
         if (stream->kind == STREAM_ECHO &&
             wire_spec_put(&stream->spec, WIRE_SPEC_STDIN, NULL, 0) < 0)
-            return fail(err, "no memory");
+            return no_memory(err);
     }
     return 0;
 }
@@ -460,10 +490,17 @@ static int turn(struct smoke *smoke, int64_t deadline_ms, struct error *err)
     if (smoke->guest_sock >= 0 && full)
         fds[1].events |= POLLOUT;
     if (poll(fds, 2, (int)left) < 0 && errno != EINTR)
-        return fail(err, "poll: %s", strerror(errno));
+        return error_set_errno(err, "cannot wait for the smoke guest");
     if (fds[1].revents && read_guest(smoke, err) < 0)
         return -1;
     return fds[0].revents ? read_keeper(smoke, err) : 0;
+}
+
+static bool may_be_killed(const struct smoke *smoke)
+{
+    return smoke->end.oom_kills == 0 &&
+           (smoke->end.exit_status == KILLED ||
+            (smoke->end.exit_status == NOT_STARTED && smoke->state == SMOKE_HELLO));
 }
 
 static int run_load(struct smoke *smoke, struct error *err)
@@ -477,6 +514,9 @@ static int run_load(struct smoke *smoke, struct error *err)
             return -1;
         if (rc > 0)
             return describe_stall(smoke, err);
+        if (smoke->ended && may_be_killed(smoke))
+            return undecided(err, "it was killed, or runsc could not start it: %.250s",
+                             smoke->end.text);
         if (smoke->ended)
             return fail(err, "it ended by itself with status %d, %u OOM kills %.250s",
                         smoke->end.exit_status, smoke->end.oom_kills, smoke->end.text);
@@ -508,7 +548,7 @@ int smoke_run(const struct config *config, int keeper_sock, struct error *err)
     int result = -1;
 
     if (!smoke)
-        return fail(err, "no memory");
+        return no_memory(err);
     smoke->config = config;
     smoke->keeper_sock = keeper_sock;
     smoke->guest_sock = -1;

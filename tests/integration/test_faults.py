@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -84,6 +85,23 @@ def _cmdline(pid):
     from harness import cmdline
 
     return f" {cmdline(pid)} "
+
+
+def test_a_smoke_guest_that_is_killed_is_no_reason_to_give_up(own_stack):
+    stack = own_stack()
+    stack.signal("paddockd", signal.SIGKILL)
+    state = str(stack.run_dir / "state")
+    wait_for(lambda: not processes_naming(state), "no process of the former daemon")
+    restarted = stack.restart("paddockd")
+    assert restarted.returncode == 0, restarted.stderr
+    supervisor = stack.pid("paddockd")
+    # The smoke guest is the first; main and its keeper are started when it is done.
+    smoke = wait_for(
+        lambda: [p for p in processes_naming(state) if " boot " in _cmdline(p)], "the smoke guest"
+    )
+    os.kill(smoke[0], signal.SIGKILL)
+    works_again(stack.client)
+    assert stack.pid("paddockd") == supervisor and pathlib.Path(f"/proc/{supervisor}/exe").exists()
 
 
 def test_handlers_may_be_killed_at_any_time(own_stack):

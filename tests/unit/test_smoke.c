@@ -23,6 +23,7 @@ enum fault {
     FAULT_REFUSED,
     FAULT_KEEPER_GONE,
     FAULT_ENDS,
+    FAULT_KILLED,
     FAULT_VERSION,
     FAULT_GARBAGE,
     FAULT_BYTE,
@@ -39,6 +40,7 @@ static const char *const reasons[FAULT_COUNT] = {
     [FAULT_REFUSED] = "no room",
     [FAULT_KEEPER_GONE] = "the keeper is gone",
     [FAULT_ENDS] = "ended by itself with status 137, 2 OOM kills boom",
+    [FAULT_KILLED] = "it was killed",
     [FAULT_VERSION] = "another protocol",
     [FAULT_GARBAGE] = "smoke guest failed",
     [FAULT_BYTE] = "byte 100000 of program 3 came back changed",
@@ -80,7 +82,7 @@ static void tell(const struct fake *fake, enum keeper_event event, const char *t
     memcpy(report.id, fake->id, ID_SIZE);
     (void)snprintf(report.text, sizeof(report.text), "%s", text);
     report.exit_status = 137;
-    report.oom_kills = 2;
+    report.oom_kills = fake->fault == FAULT_KILLED ? 0 : 2;
     if (fdpass_send(fake->keeper_sock, &report, sizeof(report), fd, &err) < 0)
         give_up(err.detail);
 }
@@ -240,7 +242,7 @@ static _Noreturn void play(struct fake *fake)
     tell(fake, KEEPER_STARTED, "", fds[0]);
     close(fds[0]);
     fake->guest_sock = fds[1];
-    if (fake->fault == FAULT_ENDS) {
+    if (fake->fault == FAULT_ENDS || fake->fault == FAULT_KILLED) {
         close(fds[1]);
         tell(fake, KEEPER_ENDED, "boom", -1);
         _exit(0);
@@ -284,7 +286,9 @@ START_TEST(a_good_guest_passes_and_each_fault_is_named)
         return;
     }
     ck_assert_int_eq(result, -1);
-    ck_assert_int_eq(err.code, ERR_PREFLIGHT);
+    /* Whoever kills a guest or the keeper tells nothing about runsc. */
+    ck_assert_int_eq(err.code,
+                     _i == FAULT_KILLED || _i == FAULT_KEEPER_GONE ? ERR_SYSTEM : ERR_PREFLIGHT);
     ck_assert_msg(strstr(err.detail, reasons[_i]) != NULL, "%s", err.detail);
 }
 END_TEST
