@@ -7,6 +7,7 @@ grows, every answer is true, and what was acknowledged exists for ever.
 import collections
 import concurrent.futures
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -213,6 +214,36 @@ def test_a_thousand_that_leave_while_they_wait_leave_nothing(stack, client, sand
         sizes.append(rss_kib(main))
     assert max(sizes[5:]) - max(sizes[:5]) < 512, sizes
     assert client.run(sandbox, "echo fine") == "fine\n"
+
+
+def test_waits_that_nobody_wants_any_more_leave_other_tokens_their_room(own_stack):
+    stack = own_stack("[daemon]\nconnections_max = 40\n")
+    client, (other, _) = stack.client, stack.new_project()
+    sandbox, others = client.create(template="base"), other.create(template="base")
+    body = '{"cmd": "sleep 600"}'
+    # Sent whole: lighttpd will not notice that they leave.
+    key = f"Idempotency-Key: {uuid.uuid4().hex}\r\n"
+    data = raw_request(client, "POST", f"/{sandbox['id']}/exec?wait=200", body, key)
+    waiting = []
+    try:
+        for _ in range(100):
+            waiting.append(connect(stack))
+            waiting[-1].sendall(data)
+        # Half of 40 are the token's; the others are answered at once or refused. Not before that
+        # are the 20 known to be taken.
+        wait_for(lambda: len(select.select(waiting, [], [], 0)[0]) >= 80, "80 are not made to wait")
+        held = [s for s in waiting if s not in select.select(waiting, [], [], 0)[0]]
+        assert len(held) == 20
+        more = client.request("POST", f"~/{sandbox['id']}/exec", {"cmd": "sleep 600"})
+        assert more.expect(202)["state"] in ("queued", "running")
+    finally:
+        for s in waiting:
+            s.close()
+    for _ in range(5):
+        assert other.run(others, "sleep 0.3; echo waited for") == "waited for\n"
+    assert set(at_once(10, lambda i: other.run(others, f"sleep 0.3; echo {i}"))) == {
+        f"{i}\n" for i in range(10)
+    }
 
 
 def test_a_token_revoked_while_its_request_waits_gets_no_result(stack):
