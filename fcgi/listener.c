@@ -2,13 +2,16 @@
  * Binding of the listening socket (see listener.h). Used by manager.c alone. A
  * socket is bound under a name of its own and renamed over the old one, so the
  * path never points at nothing; the lock decides between two instances that
- * start at once, the probe finds a living one that holds no lock of ours.
+ * start at once, the probe finds a living one that holds no lock of ours. What
+ * children of a dead instance still hold, socket or lock, is no instance.
  */
 #include "fcgi/listener.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -18,8 +21,12 @@
 #include <unistd.h>
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 
 #define BACKLOG 1024
+/* A child that was being forked when its manager was killed holds the lock until it runs. */
+#define LOCK_WAIT_MS 2000
+#define LOCK_RETRY_MS 20
 
 int listener_mode(int64_t mode_digits, unsigned *mode, struct error *err)
 {
@@ -63,12 +70,25 @@ static int take_lock(const char *path, struct error *err)
                                "cannot open %s (the folder of web.socket must be there and belong "
                                "to web.user)",
                                lock_path);
-    if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno == EWOULDBLOCK)
+    int64_t deadline_ms = clock_mono_ms() + LOCK_WAIT_MS;
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return error_set_errno(err, "cannot lock %s", lock_path);
+        if (clock_mono_ms() >= deadline_ms)
             return refuse_second(path, err);
-        return error_set_errno(err, "cannot lock %s", lock_path);
+        (void)poll(NULL, 0, LOCK_RETRY_MS);
     }
     return steal_fd(&fd);
+}
+
+/* Did the process that listens on the other end of this connection die? Its children may still
+ * hold the socket, to end what they have in hand; they take nothing new. */
+static bool listener_is_dead(int fd)
+{
+    struct ucred peer; /* of who called listen(2) */
+    socklen_t size = sizeof(peer);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0 &&
+           kill(peer.pid, 0) < 0 && errno == ESRCH;
 }
 
 /* Refuses a path that is not a socket or at which somebody answers. */
@@ -85,9 +105,9 @@ static int probe(const char *path, struct error *err)
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set_errno(err, "cannot make a socket");
-    if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 || errno == EAGAIN)
-        return refuse_second(path, err);
-    return 0;
+    if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
+        return listener_is_dead(fd) ? 0 : refuse_second(path, err);
+    return errno == EAGAIN ? refuse_second(path, err) : 0;
 }
 
 static int bind_new(const char *path, unsigned mode, struct error *err)

@@ -155,7 +155,7 @@ class ServiceManager(threading.Thread):
                     continue
                 now = time.monotonic()
                 if part not in due:
-                    due[part] = now + self.chance.uniform(0.1, 2)
+                    due[part] = now + self.chance.choice((0, self.chance.uniform(0.1, 2)))
                     with self.lock:
                         unexpected = part not in self.expected
                     if unexpected:

@@ -8,12 +8,15 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/cleanup.h"
@@ -122,6 +125,71 @@ START_TEST(a_stale_socket_is_replaced)
 }
 END_TEST
 
+/* What a manager that was killed leaves: children that still hold the socket. */
+START_TEST(a_socket_that_only_orphans_hold_is_replaced)
+{
+    struct listener listener;
+    int orphan[2];
+    int status;
+
+    ck_assert_int_eq(pipe(orphan), 0);
+    pid_t manager = fork();
+    if (manager == 0) {
+        if (listener_open(path, 0600, &listener, &err) < 0)
+            _exit(1);
+        if (fork() > 0)
+            _exit(0);
+        char byte;
+        close(listener.lock_fd);
+        close(orphan[1]);
+        _exit((int)read(orphan[0], &byte, 1)); /* until the test closes its end */
+    }
+    ck_assert_int_eq(waitpid(manager, &status, 0), manager);
+    ck_assert_int_eq(status, 0);
+    int old = dial();
+    ck_assert_int_ge(old, 0);
+    ck_assert_msg(listener_open(path, 0600, &listener, &err) == 0, "%s", err.detail);
+    int fd = dial();
+    ck_assert_int_ge(fd, 0);
+    int accepted = accept(listener.fd, NULL, NULL);
+    ck_assert_int_ge(accepted, 0);
+    close(accepted);
+    close(fd);
+    close(old);
+    close(orphan[0]);
+    close(orphan[1]);
+    listener_close(&listener);
+}
+END_TEST
+
+START_TEST(a_lock_that_is_let_go_at_once_is_waited_for)
+{
+    struct listener listener;
+    char lock[80];
+    char byte;
+    int ready[2];
+    int status;
+
+    ck_assert_int_eq(pipe(ready), 0);
+    snprintf(lock, sizeof(lock), "%s.lock", path);
+    pid_t newborn = fork();
+    if (newborn == 0) {
+        int fd = open(lock, O_RDWR | O_CREAT, 0600);
+        if (flock(fd, LOCK_EX) < 0 || write(ready[1], "", 1) != 1)
+            _exit(1);
+        (void)poll(NULL, 0, 300);
+        _exit(0);
+    }
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    ck_assert_msg(listener_open(path, 0600, &listener, &err) == 0, "%s", err.detail);
+    ck_assert_int_eq(waitpid(newborn, &status, 0), newborn);
+    ck_assert_int_eq(status, 0);
+    close(ready[0]);
+    close(ready[1]);
+    listener_close(&listener);
+}
+END_TEST
+
 START_TEST(a_file_is_left_alone)
 {
     struct listener listener;
@@ -186,6 +254,8 @@ int main(void)
     tcase_add_test(tcase, listens_with_its_mode);
     tcase_add_test(tcase, a_second_instance_is_refused);
     tcase_add_test(tcase, a_stale_socket_is_replaced);
+    tcase_add_test(tcase, a_socket_that_only_orphans_hold_is_replaced);
+    tcase_add_test(tcase, a_lock_that_is_let_go_at_once_is_waited_for);
     tcase_add_test(tcase, a_file_is_left_alone);
     tcase_add_test(tcase, the_queue_is_served_to_its_end);
     tcase_add_test(tcase, only_a_listening_socket_is_adopted);

@@ -6,6 +6,7 @@
 #include <check.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <jansson.h>
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,6 +26,7 @@
 #include "daemon/supervisor.h"
 
 #define WAIT_MS 30000
+#define LONG_DYING_MS 4000 /* over LOCK_WAIT_MS of supervisor.c */
 
 enum main_kind { MAIN_OBEDIENT, MAIN_STUBBORN, MAIN_CONFIG };
 
@@ -376,6 +379,44 @@ START_TEST(the_supervisors_death_ends_both_and_frees_the_lock)
 }
 END_TEST
 
+/* A keeper dies after the last of its guests, which may take longer than anybody waits for a lock
+ * that is in use. */
+START_TEST(a_dying_keepers_lock_is_waited_for)
+{
+    struct hello hello;
+    char path[128];
+    char byte;
+    int ready[2];
+    int status;
+    pid_t dead = fork();
+
+    if (dead == 0)
+        _exit(0);
+    ck_assert_int_eq(waitpid(dead, &status, 0), dead);
+    make("state");
+    ck_assert_int_eq(pipe(ready), 0);
+    (void)snprintf(path, sizeof(path), "%s/state/lock", dir);
+    pid_t keeper = fork();
+    if (keeper == 0) {
+        int fd = open(path, O_RDWR | O_CREAT, 0600);
+
+        if (flock(fd, LOCK_EX) < 0 || dprintf(fd, "%d\n", (int)dead) < 0 ||
+            write(ready[1], "", 1) != 1)
+            _exit(1);
+        (void)poll(NULL, 0, LONG_DYING_MS);
+        _exit(0);
+    }
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    pid_t supervisor = start_supervisor();
+    ck_assert(next_main(&hello));
+    ck_assert_int_eq(waitpid(keeper, &status, 0), keeper);
+    ck_assert_int_eq(status, 0);
+    assert_stops(supervisor);
+    close(ready[0]);
+    close(ready[1]);
+}
+END_TEST
+
 START_TEST(a_second_paddockd_is_refused_and_a_check_is_not)
 {
     struct hello hello;
@@ -429,6 +470,7 @@ int main(void)
     tcase_add_test(tcase, a_main_that_ignores_its_keepers_death_is_killed);
     tcase_add_test(tcase, a_main_that_cannot_run_here_is_not_restarted);
     tcase_add_test(tcase, the_supervisors_death_ends_both_and_frees_the_lock);
+    tcase_add_test(tcase, a_dying_keepers_lock_is_waited_for);
     tcase_add_test(tcase, a_second_paddockd_is_refused_and_a_check_is_not);
     tcase_add_test(tcase, a_failed_preflight_starts_nothing);
     suite_add_tcase(suite, tcase);
