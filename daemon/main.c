@@ -30,8 +30,8 @@ static void print_help(void)
                "  --help         this text\n"
                "\n"
                "SIGTERM ends every sandbox and then paddockd; a second one ends it at once.\n"
-               "Exit codes: 0 stopped or checked; 1 stopped before all was recorded; 64 wrong\n"
-               "usage, configuration or host (the message names the mend).");
+               "Exit codes: 0 stopped or checked; 1 stopped before all was recorded, or it could not\n"
+               "start for now; 64 wrong usage, configuration or host (the message names the mend).");
 }
 
 /* 0: go on; else exit with *code. */

@@ -38,7 +38,7 @@
 #define HEALTHY_MS 60000
 #define MAIN_GRACE_MS 2000    /* for main to end after the keeper died */
 #define KEEPER_GRACE_MS 15000 /* for the keeper to end its guests after main died */
-#define START_TRIES 3
+#define START_TRIES 5
 #define SMOKE_EXIT_FAILED 1
 #define SMOKE_EXIT_UNDECIDED 2
 #define LOCK_WAIT_MS 3000
@@ -398,9 +398,9 @@ static bool back_off(struct supervisor *sup, int64_t delay_ms)
     return sup->stop_requests == 0;
 }
 
-/* The first start shows whether this host can do it at all. What it found missing ends paddockd;
- * what may be otherwise at another try (a keeper or a smoke guest that was killed) is tried again,
- * but not for ever: what never starts is missing, too. */
+/* The first start shows whether this host can do it at all. What it found missing ends paddockd for
+ * good; what may be otherwise at another try (a keeper or a smoke guest that was killed) is tried
+ * again, as after any later start, but in the end left to the init system. */
 static int run_until_stopped(struct supervisor *sup, struct error *err)
 {
     bool smoke = sup->config->guest_smoke;
@@ -416,8 +416,10 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
         if (start_both(sup, smoke, err) < 0) {
             if (sup->stop_requests > 0)
                 return 1;
-            if (!proven && (err->code == ERR_PREFLIGHT || ++tries == START_TRIES))
+            if (!proven && err->code == ERR_PREFLIGHT)
                 return SUPERVISOR_EXIT_FATAL;
+            if (!proven && ++tries == START_TRIES)
+                return 1;
             log_error_value(sup->log, LOG_ERROR, "start_failed", err);
             *err = (struct error)ERROR_INIT;
             again = true;

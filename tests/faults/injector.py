@@ -139,12 +139,7 @@ class ServiceManager(threading.Thread):
         self.stack, self.log, self.ledger = stack, log, ledger
         self.chance = random.Random(f"{seed}:service manager")
         self.finish = threading.Event()
-        self.lock = threading.Lock()
-        self.expected = set()  # parts that somebody killed and that are not back yet
-
-    def will_end(self, part):
-        with self.lock:
-            self.expected.add(part)
+        self.killed = set()  # process ids; each is here before it is killed
 
     def run(self):
         due = {}
@@ -156,9 +151,7 @@ class ServiceManager(threading.Thread):
                 now = time.monotonic()
                 if part not in due:
                     due[part] = now + self.chance.choice((0, self.chance.uniform(0.1, 2)))
-                    with self.lock:
-                        unexpected = part not in self.expected
-                    if unexpected:
+                    if pid not in self.killed:
                         self.ledger.violation(f"{part} ended though nobody killed it")
                 if now < due[part]:
                     continue
@@ -169,8 +162,6 @@ class ServiceManager(threading.Thread):
         done = self.stack.restart(part)
         if done.returncode == 0:
             self.log.note(f"{part} started again")
-            with self.lock:
-                self.expected.discard(part)
         elif part != "postgres":
             # Restart=always would try again; but nothing stands in its way, so it need not.
             self.ledger.violation(f"{part} did not start: {done.stderr[-1500:]}")
@@ -181,7 +172,7 @@ class ServiceManager(threading.Thread):
 
     def all_up(self):
         pids = [part_pid(self.stack, part) for part in _SUPERVISED.values()]
-        return all(pid and is_alive(pid) for pid in pids)
+        return all(pid and pid not in self.killed and is_alive(pid) for pid in pids)
 
 
 class Injector(threading.Thread):
@@ -230,7 +221,7 @@ class Injector(threading.Thread):
         if kind in STOPPED:
             return self._pause(kind, pid, pidfd)
         if kind in _SUPERVISED:
-            self.manager.will_end(_SUPERVISED[kind])
+            self.manager.killed.add(pid)
         asked = time.monotonic()
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
