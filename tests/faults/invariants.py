@@ -140,10 +140,11 @@ class Invariants:
     def _survivors(self):
         """Every sandbox that is said to be ready has its guest, with all that was done in it."""
         for (sandbox,) in self.stack.sql("select id from sandboxes where state = 'ready'"):
+            # It may expire just now, here and below.
             if not [p for p in processes_naming(sandbox) if " boot " in f" {cmdline(p)} "]:
-                self.say(f"sandbox {sandbox} is ready and has no guest")
+                if self.client.get({"id": sandbox})["state"] == "ready":
+                    self.say(f"sandbox {sandbox} is ready and has no guest")
                 continue
-            # It may expire just now.
             ran = self.client.request(
                 "POST", f"~/{sandbox}/exec", {"cmd": "touch /workspace/ran; cat /workspace/ran"}
             )
