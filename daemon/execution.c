@@ -96,7 +96,7 @@ static void refused(struct execution *e, const struct error *err)
         e->refusals++;
     if (e->refusals == REFUSALS_MAX) {
         kept_free(e);
-        execution_result_lost(&e->result);
+        execution_result_lost("the database refused its result", &e->result);
     }
     if (e->refusals >= 2 * REFUSALS_MAX)
         done(e);
@@ -316,7 +316,7 @@ static void claimed(struct execution *e, const PGresult *res)
     }
     if (!channel) {
         log_fail(&e->d->log, "execution_without_sandbox", "id=%s sandbox=%s", e->id, e->sandbox_id);
-        execution_result_lost(&e->result);
+        execution_result_lost("its sandbox is not held by this daemon", &e->result);
         ended(e);
         return;
     }
@@ -350,7 +350,7 @@ static void on_looked(const PGresult *res, const struct error *err, void *arg)
     if (state && strcmp(state, "running") == 0) {
         if (sandbox_id && id_is_valid(sandbox_id))
             memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
-        execution_result_lost(&e->result);
+        execution_result_lost("the database's answer to its claim was lost", &e->result);
         ended(e);
     } else if (!state || strcmp(state, "queued") != 0 || !e->announced ||
                send_claim(e, &send_err) < 0) {

@@ -13,7 +13,7 @@ struct execution_result {
     int exit_code;   /* -1: null */
     int signal;      /* 0: null */
     int64_t cpu_us;  /* -1: null */
-    char error[400]; /* why it could not be started; "": null */
+    char error[400]; /* why it could not be started, or is lost; "": null */
 };
 
 /* EXIT. timed_out: the timer fired before it came. */
@@ -23,7 +23,7 @@ void execution_result_exit(const struct channel_exit *from, bool timed_out,
 void execution_result_failed(enum wire_step step, int errno_value, struct execution_result *result);
 /* It was never given to the guest; text says why. */
 void execution_result_refused(const char *text, struct execution_result *result);
-/* What became of it is not known. */
-void execution_result_lost(struct execution_result *result);
+/* What became of it is not known; text says why. */
+void execution_result_lost(const char *text, struct execution_result *result);
 
 #endif

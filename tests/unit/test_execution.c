@@ -226,10 +226,10 @@ START_TEST(refused_and_lost)
     ck_assert_int_eq(result.state, EXECUTION_FAILED);
     ck_assert_int_eq(result.exit_code, -1);
     ck_assert_uint_eq(strlen(result.error), sizeof(result.error) - 1);
-    execution_result_lost(&result);
+    execution_result_lost("nobody knows", &result);
     ck_assert_int_eq(result.state, EXECUTION_LOST);
     ck_assert_int_eq(result.exit_code, -1);
-    ck_assert_str_eq(result.error, "");
+    ck_assert_str_eq(result.error, "nobody knows");
 }
 END_TEST
 

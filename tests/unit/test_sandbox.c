@@ -1105,6 +1105,7 @@ START_TEST(an_execution_that_was_claimed_for_nobody)
     free(id);
     sandboxes_work(f->d.sandboxes, 'e', f->execution);
     until_execution(f, "lost");
+    assert_execution(f, "lost - - - the database's answer to its claim was lost");
 }
 END_TEST
 
