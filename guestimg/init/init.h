@@ -317,9 +317,11 @@ struct launch {
 int launch_parse(const struct init *init, const uint8_t *spec, size_t spec_len,
                  struct launch *launch, struct launch_failure *failure);
 void launch_add_argument(struct launch *launch, const char *argument);
-/* Starts the process on descriptors 0, 1, 2. Returns its id, or -1 and why. */
-pid_t launch_start(const struct init *init, const struct launch *launch,
-                   struct launch_failure *failure);
+/* What can be done before the spec is known. Returns 0 or an errno. */
+int launch_prepare(const struct init *init);
+/* Becomes the program, on descriptors 0, 1, 2. Returns only when that failed: -1 and why. */
+int launch_exec(const struct init *init, const struct launch *launch,
+                struct launch_failure *failure);
 void launch_free(struct launch *launch);
 
 /* Writes the script as the guest's user; path is PATH_MAX bytes. Returns 0 or an errno. */

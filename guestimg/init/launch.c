@@ -1,8 +1,9 @@
 /*
- * From an execution's spec to a running process: takes the spec apart and
- * starts the program. Called by the supervisor only. What must stay true: the
- * process has the guest user's ids, no capabilities, its own session, an empty
- * signal mask and descriptors 0, 1 and 2 alone (those of the supervisor are
+ * From an execution's spec to a running program: takes the spec apart and turns
+ * the calling process into the program. Called by supervisor.c only, in the
+ * child that shares the supervisor's memory. What must stay true: the program
+ * has the guest user's ids, no capabilities, its own session, an empty signal
+ * mask and descriptors 0, 1 and 2 alone (those of the supervisor are
  * close-on-exec); what fails is told with its errno and its step.
  */
 #include <errno.h>
@@ -231,43 +232,25 @@ static int exec_along_path(const struct launch *launch)
     }
 }
 
-/* In the child, which shares the supervisor's memory until it executes: writes nothing but the
- * failure. Ids change as late as possible, since from then on the guest's user may stop it. */
-static void become(const struct init *init, const struct launch *launch,
-                   volatile struct launch_failure *failure)
+int launch_prepare(const struct init *init)
 {
-    const struct init_options *options = init->options;
     sigset_t none;
     sigemptyset(&none);
-    failure->step = WIRE_STEP_FORK;
     umask(init->umask);
-    if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL) < 0 ||
-        setresgid(options->gid, options->gid, options->gid) < 0 ||
-        setresuid(options->uid, options->uid, options->uid) < 0) {
-        failure->errno_value = errno;
-        return;
-    }
-    failure->step = WIRE_STEP_CWD;
-    if (chdir(launch->cwd) < 0) {
-        failure->errno_value = errno;
-        return;
-    }
-    failure->step = WIRE_STEP_EXEC;
-    failure->errno_value = exec_along_path(launch);
+    if (setsid() < 0 || sigprocmask(SIG_SETMASK, &none, NULL) < 0)
+        return errno;
+    return 0;
 }
 
-pid_t launch_start(const struct init *init, const struct launch *launch,
-                   struct launch_failure *failure)
+/* Ids change as late as possible, since from then on the guest's user may stop it. */
+int launch_exec(const struct init *init, const struct launch *launch,
+                struct launch_failure *failure)
 {
-    volatile struct launch_failure shared = {0};
-    pid_t pid = vfork();
-    if (pid == 0) {
-        become(init, launch, &shared);
-        _exit(127);
-    }
-    if (pid < 0)
+    const struct init_options *options = init->options;
+    if (setresgid(options->gid, options->gid, options->gid) < 0 ||
+        setresuid(options->uid, options->uid, options->uid) < 0)
         return fail(failure, WIRE_STEP_FORK, errno);
-    if (shared.errno_value != 0)
-        return fail(failure, shared.step, shared.errno_value);
-    return pid;
+    if (chdir(launch->cwd) < 0)
+        return fail(failure, WIRE_STEP_CWD, errno);
+    return fail(failure, WIRE_STEP_EXEC, exec_along_path(launch));
 }

@@ -1,7 +1,7 @@
 /*
- * The process between PID 1 and one execution: waits for a spec, starts the
- * process, passes on signals, ends the tree when told, reports, exits. It is a
- * subreaper, so whatever the execution forks stays below it until it exits;
+ * The process between PID 1 and one execution: makes the child that waits for a
+ * spec and becomes the program, passes on signals, ends the tree when told,
+ * reports, exits. It is a subreaper, so whatever the execution forks stays below it until it exits;
  * when the main process ends by itself, the rest is left to PID 1. What must
  * stay true: it runs as user 0 and holds no descriptor of another execution,
  * and its death is seen by PID 1 as the end of the control socket (and the
@@ -34,6 +34,12 @@ struct supervisor {
     bool kill_asked;
     int64_t kill_at_ms;
     struct report end;
+    /* Written by the child, before it executes. */
+    bool abandoned; /* no spec came, or not all of it */
+    uint8_t *spec;
+    size_t spec_len;
+    struct launch launch;
+    struct launch_failure failure;
     char script_path[PATH_MAX]; /* "" if none */
 };
 
@@ -67,34 +73,31 @@ static ssize_t receive(void *data, size_t size)
     return got;
 }
 
-/* Waits for the whole spec; the end of the socket ends the process. */
-static uint8_t *receive_spec(size_t *spec_len)
+/* Waits for the whole spec. False: the socket ended, or there is no memory. */
+static bool receive_spec(struct supervisor *sup)
 {
     struct {
         struct control head;
         uint8_t piece[CONTROL_PIECE_MAX];
     } message;
-    uint8_t *spec = NULL;
     size_t have = 0;
-    size_t total = 0;
     do {
         ssize_t got = receive(&message, sizeof(message));
         if (got <= (ssize_t)sizeof(message.head) || message.head.kind != CONTROL_SPEC)
-            _exit(0);
-        if (!spec) {
-            total = message.head.value;
-            spec = malloc(total);
-            if (!spec)
-                _exit(1);
+            return false;
+        if (!sup->spec) {
+            sup->spec_len = message.head.value;
+            sup->spec = malloc(sup->spec_len);
+            if (!sup->spec)
+                return false;
         }
         size_t piece = (size_t)got - sizeof(message.head);
-        if (piece > total - have)
-            _exit(1);
-        memcpy(spec + have, message.piece, piece);
+        if (piece > sup->spec_len - have)
+            return false;
+        memcpy(sup->spec + have, message.piece, piece);
         have += piece;
-    } while (have < total);
-    *spec_len = total;
-    return spec;
+    } while (have < sup->spec_len);
+    return true;
 }
 
 static uint64_t usage_cpu_us(const struct rusage *usage)
@@ -135,8 +138,8 @@ static pid_t reap(void *arg)
     }
 }
 
-/* A start of nothing, while nobody waits: after a fork the first touch of every page of code and
- * memory is slow (in gVisor about a millisecond in all), so let it be now. */
+/* After a fork the first touch of every page is slow (in gVisor about a millisecond in all), so
+ * let it be now, while nobody waits. */
 static void rehearse(const struct init *init)
 {
     static const uint8_t spec[] = {WIRE_SPEC_ARG, 0,  0, 0, 1, 'x', WIRE_SPEC_ENV, 0, 0, 0, 2,
@@ -147,55 +150,91 @@ static void rehearse(const struct init *init)
     if (copy)
         memset(copy, 0, CONTROL_PIECE_MAX);
     (void)launch_parse(init, spec, sizeof(spec), &launch, &failure);
-    pid_t pid = vfork();
-    if (pid == 0)
-        _exit(0);
-    if (pid > 0)
-        (void)wait4(pid, NULL, 0, NULL);
 }
 
-static int launch(struct supervisor *sup, const uint8_t *spec, size_t spec_len,
-                  struct launch_failure *failure)
+static int launch(struct supervisor *sup)
 {
-    _cleanup_(launch_free) struct launch launch = {0};
-    if (launch_parse(sup->init, spec, spec_len, &launch, failure) < 0)
+    struct launch *launch = &sup->launch;
+    struct launch_failure *failure = &sup->failure;
+    const struct init *init = sup->init;
+    if (launch_parse(init, sup->spec, sup->spec_len, launch, failure) < 0)
         return -1;
-    if (launch.script) {
+    if (launch->script) {
         failure->step = WIRE_STEP_SCRIPT;
-        failure->errno_value = script_write(sup->init->options, launch.script, launch.script_len,
-                                            launch.suffix, sup->script_path);
+        failure->errno_value = script_write(init->options, launch->script, launch->script_len,
+                                            launch->suffix, sup->script_path);
         if (failure->errno_value != 0)
             return -1;
-        launch_add_argument(&launch, sup->script_path);
+        launch_add_argument(launch, sup->script_path);
     }
     /* Without a stdin channel the process reads from /dev/null. */
-    if (!launch.has_stdin && dup2(sup->null_fd, 0) < 0) {
+    if (!launch->has_stdin && dup2(sup->null_fd, 0) < 0) {
         *failure = (struct launch_failure){.errno_value = errno, .step = WIRE_STEP_FORK};
         return -1;
     }
-    sup->main_pid = launch_start(sup->init, &launch, failure);
-    return sup->main_pid < 0 ? -1 : 0;
+    return launch_exec(init, launch, failure);
 }
 
-/* Starts the process; exits after FAILED when that does not work. */
+/* The child: waits for the spec, unless it is there, and becomes the program. What it leaves in
+ * *sup tells the supervisor why it did not. */
+static void child_main(struct supervisor *sup)
+{
+    sup->failure = (struct launch_failure){.step = WIRE_STEP_FORK};
+    sup->failure.errno_value = launch_prepare(sup->init);
+    if (!sup->spec && !receive_spec(sup))
+        sup->abandoned = true;
+    else if (sup->failure.errno_value == 0)
+        (void)launch(sup);
+}
+
+/* The child shares our memory, and we stand still until it has executed or ended. It is made
+ * before there is a spec: then a start costs the client no fork, not even this light one, and the
+ * process that PID 1 wakes is the very one that becomes the program. */
+static pid_t start_child(struct supervisor *sup)
+{
+    pid_t pid = vfork();
+    if (pid == 0) {
+        child_main(sup);
+        _exit(127);
+    }
+    return pid;
+}
+
+static _Noreturn void end_unstarted(struct supervisor *sup, const struct launch_failure *failure)
+{
+    script_remove(sup->init->options, sup->script_path);
+    const struct report report = {.kind = REPORT_FAILED,
+                                  .errno_value = failure->errno_value,
+                                  .step = (uint32_t)failure->step};
+    send_report(&report);
+    _exit(0);
+}
+
+/* Starts the process; exits after FAILED when that does not work, and silently when PID 1 wants no
+ * start any more. */
 static void start(struct supervisor *sup)
 {
-    size_t spec_len;
-    _cleanup_free_ uint8_t *spec = receive_spec(&spec_len);
-    struct launch_failure failure = {0};
-    if (launch(sup, spec, spec_len, &failure) < 0) {
-        script_remove(sup->init->options, sup->script_path);
-        const struct report report = {.kind = REPORT_FAILED,
-                                      .errno_value = failure.errno_value,
-                                      .step = (uint32_t)failure.step};
-        send_report(&report);
-        _exit(0);
+    sup->main_pid = start_child(sup);
+    if (sup->main_pid < 0) {
+        /* The guest may be below its limit of processes again when the spec comes. */
+        if (!receive_spec(sup))
+            _exit(0);
+        sup->main_pid = start_child(sup);
     }
+    if (sup->main_pid < 0)
+        sup->failure = (struct launch_failure){.errno_value = errno, .step = WIRE_STEP_FORK};
+    if (sup->abandoned)
+        _exit(0);
+    if (sup->failure.errno_value != 0)
+        end_unstarted(sup, &sup->failure);
     sup->main_alive = sup->children_left = true;
     const struct report report = {.kind = REPORT_STARTED, .pid = (int32_t)sup->main_pid};
     send_report(&report);
     /* Else the pipes would never end. */
     (void)close_range(0, 2, 0);
+    launch_free(&sup->launch);
+    free(sup->spec);
+    sup->spec = NULL;
 }
 
 static void begin_kill(struct supervisor *sup, uint32_t grace_ms)
