@@ -250,7 +250,7 @@ static void begin(struct init *init, struct execution *execution)
         fail(init, execution, WIRE_STEP_SPEC, EINVAL);
         return;
     }
-    int failure = idle_fork(init);
+    int failure = idle_ensure(init);
     if (failure != 0) {
         fail(init, execution, WIRE_STEP_FORK, failure);
         return;
@@ -338,7 +338,12 @@ static void end(struct init *init, struct execution *execution, const struct rep
 {
     execution->end = *report;
     set_kill_overdue(init, execution, 0);
-    init_watch_close(init, &execution->control);
+    init_watch(init, &execution->control, 0);
+    if (report->free)
+        idle_keep(init, execution->supervisor_pid, execution->control.fd);
+    else
+        close(execution->control.fd);
+    execution->control.fd = -1;
     stream_start_draining(init, execution);
 }
 
@@ -362,6 +367,8 @@ static void on_report(struct init *init, struct execution *execution, const stru
     case REPORT_ENDED:
         if (execution->state == EXECUTION_RUNNING)
             end(init, execution, report);
+        else if (execution->state == EXECUTION_DYING && report->free)
+            forget(init, execution); /* it had ended before the kill came */
         return;
     }
 }

@@ -53,6 +53,7 @@ enum control_kind {
     CONTROL_SPEC = 1,   /* value: size of the whole spec; a piece of it follows */
     CONTROL_SIGNAL = 2, /* value: signal number */
     CONTROL_KILL = 3,   /* value: grace in ms */
+    CONTROL_AGAIN = 4,  /* another execution, with the descriptors 0, 1 and 2 for it */
 };
 struct control {
     uint32_t kind;
@@ -69,6 +70,7 @@ struct report {
     uint8_t exit_code;   /* ENDED, like the rest */
     uint8_t signal;
     uint8_t killed;
+    uint8_t free; /* the supervisor has no children left and waits for AGAIN */
     uint64_t cpu_us;
     uint64_t rss_bytes;
 };
@@ -181,8 +183,10 @@ struct init {
     struct buf environment; /* of every execution: NAME=value NUL …, later ones win */
     struct buf outbox;      /* u32 length, frame; repeated */
     struct supervisor_link idle;
-    bool idle_wanted; /* it was taken; fork another once nothing else is to do */
+    bool idle_wanted; /* it was taken; make another ready once nothing else is to do */
     bool idle_due;    /* do that now */
+    pid_t spare_pid;  /* a supervisor that can be taken again; 0: none */
+    int spare_fd;     /* its control socket */
     struct execution *buckets[INIT_BUCKETS];
     struct execution *executions;
     size_t executions_count;
@@ -227,8 +231,11 @@ bool outbox_is_empty(const struct init *init);
 bool outbox_is_crowded(const struct init *init);
 
 /* --- idle.c --------------------------------------------------------------------------------- */
-/* Forks the idle supervisor if there is none. Returns 0 or an errno. */
-int idle_fork(struct init *init);
+/* Makes an idle supervisor ready if there is none. Returns 0 or an errno. */
+int idle_ensure(struct init *init);
+/* Takes the control socket of a supervisor that reported to be free. */
+void idle_keep(struct init *init, pid_t pid, int control_fd);
+/* Ends the idle one, and the one that was kept. */
 void idle_discard(struct init *init);
 void idle_on_event(struct init *init);
 

@@ -298,7 +298,7 @@ static void refill_idle(struct init *init, bool quiet)
     if (!init->idle_due && !(init->idle_wanted && quiet))
         return;
     init->idle_due = init->idle_wanted = false;
-    (void)idle_fork(init); /* tried again, and its failure told, when one is needed */
+    (void)idle_ensure(init); /* tried again, and its failure told, when one is needed */
 }
 
 /* Waits for events and takes them. */

@@ -1,11 +1,12 @@
 /*
  * The process between PID 1 and one execution: makes the child that waits for a
  * spec and becomes the program, passes on signals, ends the tree when told,
- * reports, exits. It is a subreaper, so whatever the execution forks stays below it until it exits;
- * when the main process ends by itself, the rest is left to PID 1. What must
- * stay true: it runs as user 0 and holds no descriptor of another execution,
- * and its death is seen by PID 1 as the end of the control socket (and the
- * other way round: then it kills its tree).
+ * reports. It is a subreaper, so whatever the execution forks stays below it;
+ * when the main process ends by itself and leaves others, it exits, which gives
+ * them to PID 1; if it leaves none, it waits for another execution. What must
+ * stay true: it runs as user 0 and holds no descriptor of an execution that has
+ * ended or of another one, and its death is seen by PID 1 as the end of the
+ * control socket (and the other way round: then it kills its tree).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -302,6 +303,52 @@ static void attend(struct supervisor *sup)
     }
 }
 
+/* Waits until PID 1 gives it another execution; false when it does not. */
+static bool take_next(void)
+{
+    for (;;) {
+        struct control control;
+        int stdio[3];
+        struct iovec part = {.iov_base = &control, .iov_len = sizeof(control)};
+        union {
+            struct cmsghdr align;
+            char bytes[CMSG_SPACE(sizeof(stdio))];
+        } room;
+        struct msghdr message = {.msg_iov = &part,
+                                 .msg_iovlen = 1,
+                                 .msg_control = room.bytes,
+                                 .msg_controllen = sizeof(room.bytes)};
+        ssize_t got = recvmsg(CONTROL_FD, &message, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        /* For the last one, sent before PID 1 knew of its end. */
+        if (got == (ssize_t)sizeof(control) &&
+            (control.kind == CONTROL_SIGNAL || control.kind == CONTROL_KILL))
+            continue;
+        const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        if (got != (ssize_t)sizeof(control) || control.kind != CONTROL_AGAIN || !head ||
+            head->cmsg_type != SCM_RIGHTS || head->cmsg_len != CMSG_LEN(sizeof(stdio)))
+            return false;
+        /* They come as the lowest free numbers, which are those. */
+        memcpy(stdio, CMSG_DATA(head), sizeof(stdio));
+        return stdio[0] == 0 && stdio[1] == 1 && stdio[2] == 2;
+    }
+}
+
+/* One execution, from the wait for its spec to the report of its end. */
+static bool serve(const struct init *init, int children_fd, int null_fd)
+{
+    struct supervisor sup = {.init = init, .children_fd = children_fd, .null_fd = null_fd};
+    start(&sup);
+    attend(&sup);
+    if (sup.kill_asked)
+        tree_end(init->options, reap, &sup);
+    script_remove(init->options, sup.script_path);
+    sup.end.free = !sup.kill_asked && !sup.children_left;
+    send_report(&sup.end);
+    return sup.end.free;
+}
+
 _Noreturn void supervisor_main(const struct init *init, int control_fd, const int stdio[3])
 {
     take_stdio(control_fd, stdio);
@@ -312,20 +359,15 @@ _Noreturn void supervisor_main(const struct init *init, int control_fd, const in
     }
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
         _exit(1);
-    struct supervisor sup = {.init = init};
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
-    sup.children_fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    sup.null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (sup.children_fd < 0 || sup.null_fd < 0)
+    int children_fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (children_fd < 0 || null_fd < 0)
         _exit(1);
     rehearse(init);
-    start(&sup);
-    attend(&sup);
-    if (sup.kill_asked)
-        tree_end(init->options, reap, &sup);
-    script_remove(init->options, sup.script_path);
-    send_report(&sup.end);
+    while (serve(init, children_fd, null_fd) && take_next())
+        ;
     _exit(0);
 }

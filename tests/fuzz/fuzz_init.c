@@ -22,7 +22,7 @@ struct fake { /* a supervisor's ends; -1: closed */
 };
 
 struct bed {
-    struct init init; /* first: idle_fork finds the bed by it */
+    struct init init; /* first: idle_ensure finds the bed by it */
     int host;
     struct fake fakes[SUPERVISORS_MAX];
     unsigned fake_count;
@@ -36,7 +36,7 @@ struct bed {
 
 /* --- in place of idle.c, tree.c, privilege.c, supervisor.c ---------------------------------- */
 
-int idle_fork(struct init *init)
+int idle_ensure(struct init *init)
 {
     struct bed *bed = (struct bed *)init;
     struct fake *fake = &bed->fakes[bed->fake_count];
@@ -61,6 +61,13 @@ int idle_fork(struct init *init)
     };
     init_watch(init, &init->idle.control, EPOLLIN);
     return 0;
+}
+
+void idle_keep(struct init *init, pid_t pid, int control_fd)
+{
+    (void)init;
+    (void)pid;
+    close(control_fd);
 }
 
 void idle_discard(struct init *init)

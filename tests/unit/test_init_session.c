@@ -168,6 +168,96 @@ START_TEST(death_of_a_supervisor_ends_its_execution)
 }
 END_TEST
 
+/* The parent of a shell that runs `command` and ends at once. The guest gets no quiet moment
+ * meanwhile, in which it would make another supervisor ready. */
+static long supervisor_of(const char *command)
+{
+    static const uint8_t nonce[8] = {1};
+    char line[128];
+    _cleanup_outcome_ struct outcome o = {0};
+    snprintf(line, sizeof(line), "%s echo $PPID", command);
+    start_shell(1, line, PLENTY, false);
+    for (bool ended = false; !ended;) {
+        struct pollfd polled = {.fd = guest.sock, .events = POLLIN};
+        if (poll(&polled, 1, 10) == 0) {
+            send_frame(WIRE_PING, 0, 0, nonce, sizeof(nonce));
+            continue;
+        }
+        ck_assert(receive());
+        if (guest.frame.type != WIRE_PONG)
+            ended = take_frame(&o);
+    }
+    ck_assert(!o.failed);
+    return strtol(out_text(&o), NULL, 10);
+}
+
+/* All answers to its pings have come. */
+static void settle(void)
+{
+    send_frame(WIRE_PING, 0, 0, "settled", 8);
+    do
+        expect(WIRE_PONG);
+    while (memcmp(guest.frame.payload, "settled", 8) != 0);
+}
+
+START_TEST(a_supervisor_that_is_left_alone_serves_again)
+{
+    /* A test that gets no CPU for a while cannot keep the guest awake. */
+    bool again = false;
+    long last = supervisor_of("");
+    for (int i = 0; i < 50 && !again; i++) {
+        long next = supervisor_of("");
+        again = next == last;
+        last = next;
+    }
+    ck_assert_msg(again, "each of 51 executions had a supervisor of its own");
+    settle();
+}
+END_TEST
+
+START_TEST(a_supervisor_that_leaves_a_process_serves_no_more)
+{
+    for (int i = 0; i < 5; i++) {
+        long first = supervisor_of("(setsid sleep 1000 >/dev/null 2>&1 &);");
+        ck_assert_int_ne(supervisor_of(""), first);
+    }
+    settle();
+}
+END_TEST
+
+START_TEST(a_supervisor_that_killed_serves_no_more)
+{
+    _cleanup_outcome_ struct outcome o = {0};
+    start_shell(1, "echo $PPID; exec sleep 1000", PLENTY, false);
+    await_output(1, &o, "\n");
+    send_kill(1, 0);
+    while (receive() && !take_frame(&o))
+        ;
+    ck_assert_int_eq(o.killed, 1);
+    ck_assert_int_ne(supervisor_of(""), strtol(out_text(&o), NULL, 10));
+    settle();
+}
+END_TEST
+
+START_TEST(signals_and_kills_that_come_late_harm_no_other)
+{
+    for (uint32_t stream = 1; stream <= 50; stream++) {
+        start_shell(stream, "exit 3", PLENTY, false);
+        expect(WIRE_STARTED);
+        /* Some reach the supervisor when the process has ended, some PID 1 only then. */
+        send_frame(WIRE_SIGNAL, 0, stream, &(uint8_t){SIGCONT}, 1);
+        send_kill(stream, 5000);
+        _cleanup_outcome_ struct outcome o = finish(stream);
+        ck_assert(!o.failed);
+        ck_assert(o.exit_code == 3 || o.killed == 1);
+        _cleanup_outcome_ struct outcome next = run_shell("exit 4");
+        ck_assert(!next.failed);
+        ck_assert_int_eq(next.exit_code, 4);
+        ck_assert_int_eq(next.killed, 0);
+    }
+}
+END_TEST
+
 /* --- tests: the session --------------------------------------------------------------------- */
 
 START_TEST(reset_forgets_and_kills)
@@ -426,6 +516,10 @@ static void add_ready_tests(Suite *suite)
         kill_reaches_the_stopped,
         kill_outruns_a_fork_bomb,
         death_of_a_supervisor_ends_its_execution,
+        a_supervisor_that_is_left_alone_serves_again,
+        a_supervisor_that_leaves_a_process_serves_no_more,
+        a_supervisor_that_killed_serves_no_more,
+        signals_and_kills_that_come_late_harm_no_other,
         reset_forgets_and_kills,
         reset_without_streams,
         end_of_socket_leaves_no_process,
