@@ -1,7 +1,8 @@
 /*
  * The hand-off socket: handlers connect, send messages with a descriptor beside
  * each, and hear nothing back (the answer goes over the descriptor). run.c makes
- * the one door; answers get what comes through it.
+ * the one door; answers get what comes through it, and the sandboxes hear of
+ * work that a message shows to be new.
  *
  * What must stay true: a message is hostile until it is decoded; a descriptor is
  * either given to answers or closed; a busy handler cannot starve the others.
@@ -19,6 +20,7 @@
 #include "common/fdpass.h"
 #include "common/handoff.h"
 #include "daemon/answer.h"
+#include "daemon/sandbox.h"
 
 #define SOCKET_MODE 0660
 #define BACKLOG 512
@@ -45,6 +47,7 @@ struct door {
     struct loop_timer *pause;
     struct handler_list handlers;
     unsigned count;
+    bool closing;
 };
 
 static void handler_free(struct handler *handler)
@@ -62,6 +65,16 @@ static bool is_stream_socket(int fd)
     int type = 0;
     socklen_t len = sizeof(type);
     return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM;
+}
+
+/* What its handler has just admitted is begun at once, before the database's notification comes
+ * and before anything is read for the answer. */
+static void begin_work(const struct door *door, const struct handoff *msg)
+{
+    const struct daemon *d = door->d;
+    /* What comes while closing is the next daemon's. */
+    if (!door->closing && msg->status_done == 201 && !msg->replayed)
+        sandboxes_work(d->sandboxes, msg->wait == HANDOFF_EXECUTION_ENDED ? 'e' : 's', msg->id);
 }
 
 enum receipt { RECEIPT_TAKEN, RECEIPT_NOTHING, RECEIPT_END };
@@ -84,6 +97,7 @@ static enum receipt receive_one(struct handler *handler)
     else if (len > 0 && !is_stream_socket(fd))
         error_set(&err, ERR_PROTOCOL, "a hand-off of something that is no stream socket");
     else if (len > 0 && handoff_decode(data, (size_t)len, &msg, &err) == 0) {
+        begin_work(handler->door, &msg);
         answers_add(d->answers, &msg, steal_fd(&fd));
         return RECEIPT_TAKEN;
     }
@@ -209,6 +223,7 @@ void door_free(struct door *door)
     struct handler *handler;
     if (!door)
         return;
+    door->closing = true;
     if (door->io && door->pause) {
         for (int i = 0; i < BACKLOG && accept_one(door); i++)
             continue;

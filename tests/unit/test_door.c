@@ -20,6 +20,7 @@
 #include "common/handoff.h"
 #include "daemon/answer.h"
 #include "daemon/door.h"
+#include "daemon/sandbox.h"
 
 #define ID "0001aaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
 
@@ -31,10 +32,20 @@ struct answers {
     struct handoff last;
 };
 
+/* Stands for the opaque struct of sandboxes.c. */
+struct sandboxes {
+    const struct answers *answers;
+    unsigned begun;
+    char kind;
+    char id[ID_SIZE];
+    unsigned added_before;
+};
+
 struct fixture {
     struct daemon d;
     struct config config;
     struct answers answers;
+    struct sandboxes sandboxes;
     struct loop_timer *guard;
     char folder[64];
     char path[96];
@@ -64,6 +75,14 @@ void answers_add(struct answers *answers, const struct handoff *msg, int fd)
         loop_stop(answers->loop);
 }
 
+void sandboxes_work(struct sandboxes *all, char kind, const char *id)
+{
+    all->begun++;
+    all->kind = kind;
+    snprintf(all->id, sizeof(all->id), "%s", id);
+    all->added_before = all->answers->added;
+}
+
 static void guard_fired(void *arg)
 {
     struct fixture *f = arg;
@@ -86,6 +105,8 @@ static void setup(struct fixture *f)
     f->d.log.level = LOG_ERROR + 1;
     f->answers.loop = f->d.loop;
     f->d.answers = &f->answers;
+    f->sandboxes.answers = &f->answers;
+    f->d.sandboxes = &f->sandboxes;
     f->d.door = door_new(&f->d, &err);
     ck_assert_msg(f->d.door != NULL, "%s", err.detail);
     f->guard = loop_timer_new(f->d.loop, guard_fired, f);
@@ -181,6 +202,50 @@ START_TEST(a_hand_off_reaches_the_answers)
     run_until_added(&f, 1);
     ck_assert_str_eq(f.answers.last.id, ID);
     ck_assert_int_eq(f.answers.last.status_done, 201);
+    close(fd);
+    close(other);
+    close(sock);
+    teardown(&f);
+}
+END_TEST
+
+struct beginning {
+    enum handoff_wait wait;
+    int status_done;
+    bool replayed;
+    char kind; /* 0: nothing is begun */
+};
+
+static const struct beginning beginnings[] = {
+    {HANDOFF_SANDBOX_READY, 201, false, 's'}, {HANDOFF_EXECUTION_ENDED, 201, false, 'e'},
+    {HANDOFF_EXECUTION_ENDED, 201, true, 0},  {HANDOFF_EXECUTION_ENDED, 200, false, 0},
+    {HANDOFF_SANDBOX_ENDED, 200, false, 0},
+};
+
+START_TEST(what_is_new_is_begun_before_it_is_waited_for)
+{
+    const struct beginning *b = &beginnings[_i];
+    struct fixture f;
+    struct error err = ERROR_INIT;
+    char data[HANDOFF_MAX];
+    int other;
+    setup(&f);
+    int sock = connect_handler(&f);
+    int fd = stream_end(&other);
+    ck_assert_int_eq(handoff_decode(data, good_message(data), &f.answers.last, &err), 0);
+    struct handoff msg = f.answers.last;
+    msg.wait = b->wait;
+    msg.status_done = b->status_done;
+    msg.replayed = b->replayed;
+    int len = handoff_encode(&msg, data, sizeof(data), &err);
+    ck_assert_int_gt(len, 0);
+    send_message(sock, data, (size_t)len, fd);
+    run_until_added(&f, 1);
+    ck_assert_uint_eq(f.sandboxes.begun, b->kind ? 1 : 0);
+    ck_assert_int_eq(f.sandboxes.kind, b->kind);
+    ck_assert_uint_eq(f.sandboxes.added_before, 0);
+    if (b->kind)
+        ck_assert_str_eq(f.sandboxes.id, ID);
     close(fd);
     close(other);
     close(sock);
@@ -426,6 +491,7 @@ START_TEST(what_was_sent_before_the_door_closed_is_taken_and_the_next_refused)
     send_message(known, data, len, fd);
     send_message(unknown, data, len, fd);
     door_free(f.d.door);
+    ck_assert_uint_eq(f.sandboxes.begun, 1); /* the first; the others are the next daemon's */
     f.d.door = NULL;
     ck_assert_uint_eq(f.answers.added, 4);
     ck_assert_int_eq(fdpass_send(known, data, len, fd, &err), -1);
@@ -455,6 +521,8 @@ int main(void)
     TCase *tc = tcase_create("door");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_hand_off_reaches_the_answers);
+    tcase_add_loop_test(tc, what_is_new_is_begun_before_it_is_waited_for, 0,
+                        (int)ARRAY_LEN(beginnings));
     tcase_add_test(tc, many_hand_offs_of_many_handlers_all_arrive);
     tcase_add_loop_test(tc, nonsense_disconnects_its_sender_and_leaves_no_descriptor, 0,
                         (int)ARRAY_LEN(hostiles));
