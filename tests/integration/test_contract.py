@@ -455,7 +455,7 @@ def test_every_documented_answer_is_produced(world, name):
 
 
 def test_answers_of_a_broken_service(own_stack):
-    stack = own_stack("[daemon]\nlease = 5s\nheartbeat = 1s\n[limits]\nexecutions_live = 1\n")
+    stack = own_stack("[daemon]\nlease = 10s\nheartbeat = 1s\n[limits]\nexecutions_live = 1\n")
     world = World(stack)
     seen = set()
 
