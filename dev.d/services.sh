@@ -48,7 +48,8 @@ stop() {
 # Waits until "$@" (after name, program and what is waited for) succeeds; a part that ended
 # meanwhile is not waited for.
 await() {
-    local name=$1 program=$2 what=$3 deadline=$((SECONDS + 60))
+    # Longer than paddockd gives its smoke guest on a machine that is busy (smoke.c: 90 s).
+    local name=$1 program=$2 what=$3 deadline=$((SECONDS + 120))
     shift 3
     until "$@" >/dev/null 2>&1; do
         if ! is_running "$name" "$program" || ((SECONDS > deadline)); then
