@@ -74,7 +74,7 @@ def run_seed(seed, options):
         if invariants.back_to_work():
             log.note("it works again")
             invariants.check()
-        logs = stack.logs(LOG_BYTES) if ledger.violations else ""
+        logs = stack.logs(LOG_BYTES) if ledger.violations or options.verbose else ""
         invariants.nothing_after_down()
     except Exception:  # pylint: disable=broad-except
         ledger.violation(traceback.format_exc())
@@ -92,7 +92,7 @@ def run_seed(seed, options):
         f" {len(ledger.ids('execution'))} executions, {time.monotonic() - began:.0f} s",
         flush=True,
     )
-    if not passed:
+    if not passed or options.verbose:
         report(seed, ledger, log, logs, options, stack)
     return passed
 
@@ -124,6 +124,7 @@ def parse(words):
         default=",".join(injector.KINDS),
         help=f"of faults, separated by commas; default: all: {' '.join(injector.KINDS)}",
     )
+    parser.add_argument("--verbose", action="store_true", help="tell the faults in any case")
     parser.add_argument("--keep", action="store_true", help="keep the folder of a seed that failed")
     options = parser.parse_args(words)
     options.kinds = options.kinds.split(",")
