@@ -27,6 +27,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/json.h"
+#include "common/process.h"
 #include "common/text.h"
 #include "daemon/keeper/keeper.h"
 #include "daemon/keeper/preflight.h"
@@ -76,7 +77,7 @@ static bool holder_is_dead(int fd)
     if (pread(fd, text, sizeof(text) - 1, 0) <= 0)
         return false;
     text[strcspn(text, "\n")] = '\0';
-    return text_parse_i64(text, 2, INT_MAX, &pid) == 0 && kill((pid_t)pid, 0) < 0 && errno == ESRCH;
+    return text_parse_i64(text, 2, INT_MAX, &pid) == 0 && process_has_ended((pid_t)pid, 0);
 }
 
 static int lock_state(const struct config *config, int64_t wait_ms, struct error *err)

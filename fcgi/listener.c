@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -22,11 +21,14 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/process.h"
 
 #define BACKLOG 1024
 /* A child that was being forked when its manager was killed holds the lock until it runs. */
 #define LOCK_WAIT_MS 2000
 #define LOCK_RETRY_MS 20
+/* The kernel lets go of the lock before it is done with the process that had it. */
+#define DYING_MS 1000
 
 int listener_mode(int64_t mode_digits, unsigned *mode, struct error *err)
 {
@@ -88,7 +90,7 @@ static bool listener_is_dead(int fd)
     struct ucred peer; /* of who called listen(2) */
     socklen_t size = sizeof(peer);
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0 &&
-           kill(peer.pid, 0) < 0 && errno == ESRCH;
+           process_has_ended(peer.pid, DYING_MS);
 }
 
 /* Refuses a path that is not a socket or at which somebody answers. */

@@ -147,6 +147,26 @@ def test_handlers_may_be_killed_at_any_time(own_stack):
     client.delete(sandbox)
 
 
+def test_a_manager_is_replaced_while_a_handler_of_the_former_one_is_held_up(own_stack):
+    stack = own_stack()
+    former = stack.pid("paddock-fcgi")
+    held_up = children(former)[0]
+    os.kill(held_up, signal.SIGSTOP)
+    try:
+        os.kill(former, signal.SIGKILL)
+        restarted = stack.restart("paddock-fcgi")
+        assert restarted.returncode == 0, restarted.stderr
+        manager = stack.pid("paddock-fcgi")
+        assert manager != former
+        # Before it listens, what connects waits for the former handler.
+        wait_for(lambda: len(children(manager)) == 4, "the new handlers")
+        works_again(stack.client)
+        assert stack.pid("paddock-fcgi") == manager
+    finally:
+        os.kill(held_up, signal.SIGCONT)
+    wait_for(lambda: not pathlib.Path(f"/proc/{held_up}/exe").exists(), "the former handler's end")
+
+
 def test_postgres_restarts_under_work_without_losing_a_result(own_stack):
     stack = own_stack()
     client = stack.client
