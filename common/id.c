@@ -8,6 +8,7 @@
 #include <uuid/uuid.h>
 
 _Static_assert(ID_SIZE == UUID_STR_LEN, "an id is a UUID's text");
+_Static_assert(sizeof(uuid_t) == ID_BYTES, "and its bytes");
 
 void id_new(char out[ID_SIZE])
 {
@@ -15,6 +16,16 @@ void id_new(char out[ID_SIZE])
 
     uuid_generate_random(uuid);
     uuid_unparse_lower(uuid, out);
+}
+
+void id_to_bytes(const char *id, uint8_t out[ID_BYTES])
+{
+    (void)uuid_parse(id, out); /* a valid one parses */
+}
+
+void id_from_bytes(const uint8_t bytes[ID_BYTES], char out[ID_SIZE])
+{
+    uuid_unparse_lower(bytes, out);
 }
 
 bool id_is_valid(const char *text)

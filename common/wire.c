@@ -130,6 +130,75 @@ int wire_decode(const void *data, size_t len, enum wire_direction direction,
     return check_frame(frame, direction, err);
 }
 
+void wire_live_put(uint8_t out[WIRE_LIVE_SIZE], const struct wire_live *live)
+{
+    memcpy(out, live->uuid, WIRE_UUID_SIZE);
+    wire_put_u32(out + 16, live->pid);
+    out[20] = (uint8_t)live->state;
+    out[21] = (uint8_t)live->flags;
+    out[22] = out[23] = 0;
+    wire_put_u64(out + 24, live->stdout_bytes);
+    wire_put_u64(out + 32, live->stderr_bytes);
+    wire_put_u64(out + 40, live->stdin_bytes);
+}
+
+/* A count that no daemon can record is none. */
+static bool is_count(uint64_t bytes)
+{
+    return bytes <= INT64_MAX;
+}
+
+int wire_live_get(const struct wire_frame *frame, struct wire_live *live, struct error *err)
+{
+    const uint8_t *in = frame->payload;
+
+    memcpy(live->uuid, in, WIRE_UUID_SIZE);
+    live->pid = wire_get_u32(in + 16);
+    live->state = (enum wire_live_state)in[20];
+    live->flags = in[21];
+    live->stdout_bytes = wire_get_u64(in + 24);
+    live->stderr_bytes = wire_get_u64(in + 32);
+    live->stdin_bytes = wire_get_u64(in + 40);
+    if (in[20] < WIRE_LIVE_STARTING || in[20] > WIRE_LIVE_DRAINING ||
+        (live->flags & ~WIRE_LIVE_FLAGS) != 0 || get_u16(in + 22) != 0 ||
+        (live->pid == 0) != (live->state == WIRE_LIVE_STARTING) || !is_count(live->stdout_bytes) ||
+        !is_count(live->stderr_bytes) || !is_count(live->stdin_bytes))
+        return error_set(err, ERR_PROTOCOL, "LIVE on stream %u: no such state",
+                         (unsigned)frame->stream);
+    return 0;
+}
+
+/* uuid and two counts, before the last frame's type */
+#define OVER_FIXED_SIZE 32u
+
+size_t wire_over_put(uint8_t out[WIRE_OVER_MAX], const struct wire_over *over)
+{
+    memcpy(out, over->uuid, WIRE_UUID_SIZE);
+    wire_put_u64(out + 16, over->stdout_bytes);
+    wire_put_u64(out + 24, over->stderr_bytes);
+    out[OVER_FIXED_SIZE] = (uint8_t)over->last.type;
+    memcpy(out + OVER_FIXED_SIZE + 1, over->last.payload, over->last.payload_len);
+    return OVER_FIXED_SIZE + 1 + over->last.payload_len;
+}
+
+int wire_over_get(const struct wire_frame *frame, struct wire_over *over, struct error *err)
+{
+    const uint8_t *in = frame->payload;
+
+    memcpy(over->uuid, in, WIRE_UUID_SIZE);
+    over->stdout_bytes = wire_get_u64(in + 16);
+    over->stderr_bytes = wire_get_u64(in + 24);
+    over->last = (struct wire_frame){.type = (enum wire_type)in[OVER_FIXED_SIZE],
+                                     .stream = frame->stream,
+                                     .payload = in + OVER_FIXED_SIZE + 1,
+                                     .payload_len = frame->payload_len - OVER_FIXED_SIZE - 1};
+    if ((over->last.type != WIRE_EXIT && over->last.type != WIRE_FAILED) ||
+        !is_count(over->stdout_bytes) || !is_count(over->stderr_bytes))
+        return error_set(err, ERR_PROTOCOL, "OVER on stream %u: no such end",
+                         (unsigned)frame->stream);
+    return check_frame(&over->last, WIRE_TO_HOST, err);
+}
+
 int wire_spec_put(struct buf *spec, enum wire_spec_tag tag, const void *data, size_t len)
 {
     uint8_t header[SPEC_HEADER_SIZE];

@@ -19,10 +19,14 @@
 #include "common/buf.h"
 #include "common/error.h"
 
-#define WIRE_VERSION 1u
+#define WIRE_VERSION 2u
 #define WIRE_HEADER_SIZE 8u
 #define WIRE_FRAME_MAX 65536u /* header and payload */
 #define WIRE_PAYLOAD_MAX (WIRE_FRAME_MAX - WIRE_HEADER_SIZE)
+#define WIRE_UUID_SIZE 16u
+/* Streams that a guest opens at once, and ends that it tells to a daemon which takes it over. */
+#define WIRE_STREAMS_MAX 4096u
+#define WIRE_OVERS_MAX 256u
 /* An execution's spec: argv, environment and script together. Linux itself allows 2 MiB of argv
  * and env on the default stack limit (execve(2)); the script may be as long again and more. */
 #define WIRE_SPEC_MAX (16u * 1024 * 1024)
@@ -71,6 +75,56 @@ uint32_t wire_get_u32(const uint8_t *data);
 uint64_t wire_get_u64(const uint8_t *data);
 void wire_put_u32(uint8_t *data, uint32_t value);
 void wire_put_u64(uint8_t *data, uint64_t value);
+
+/* --- what a guest tells the daemon that takes it over --------------------------------------- */
+
+enum wire_live_state {
+    WIRE_LIVE_STARTING = 1, /* its spec is complete; STARTED or FAILED follows */
+    WIRE_LIVE_RUNNING = 2,
+    WIRE_LIVE_DRAINING = 3, /* its main process ended; the last output and EXIT follow */
+};
+enum wire_live_flag {
+    WIRE_LIVE_KILLED = 1,     /* KILL came */
+    WIRE_LIVE_STDIN = 2,      /* stdin takes DATA and EOF */
+    WIRE_LIVE_STDOUT_EOF = 4, /* EOF was sent */
+    WIRE_LIVE_STDERR_EOF = 8,
+};
+#define WIRE_LIVE_FLAGS 15u
+#define WIRE_LIVE_SIZE 48u
+
+/* u8[16] uuid, u32 process id (0 while starting), u8 state, u8 flags, u16 0, u64 bytes of stdout
+ * and u64 of stderr that were sent so far, u64 bytes of stdin that were received. */
+struct wire_live {
+    uint8_t uuid[WIRE_UUID_SIZE];
+    uint32_t pid;
+    enum wire_live_state state;
+    unsigned flags; /* enum wire_live_flag */
+    uint64_t stdout_bytes;
+    uint64_t stderr_bytes;
+    uint64_t stdin_bytes;
+};
+
+void wire_live_put(uint8_t out[WIRE_LIVE_SIZE], const struct wire_live *live);
+/* ERR_PROTOCOL for a state, flags or a process id that cannot be. */
+int wire_live_get(const struct wire_frame *frame, struct wire_live *live, struct error *err)
+    __attribute__((warn_unused_result));
+
+#define WIRE_OVER_MAX 53u
+
+/* u8[16] uuid, u64 bytes of stdout and u64 of stderr that were sent in all, u8 type of the last
+ * frame (EXIT or FAILED), and that frame's payload. */
+struct wire_over {
+    uint8_t uuid[WIRE_UUID_SIZE];
+    uint64_t stdout_bytes;
+    uint64_t stderr_bytes;
+    struct wire_frame last; /* of the same stream; its payload is borrowed */
+};
+
+/* Returns the length. */
+size_t wire_over_put(uint8_t out[WIRE_OVER_MAX], const struct wire_over *over);
+/* ERR_PROTOCOL when there is no such last frame, or its length is wrong. */
+int wire_over_get(const struct wire_frame *frame, struct wire_over *over, struct error *err)
+    __attribute__((warn_unused_result));
 
 /* --- the spec of an execution ------------------------------------------------------------- */
 /* A run of records: u8 tag, u32 length, bytes. Strings are without NUL. */

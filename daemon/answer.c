@@ -22,6 +22,7 @@
 #include "common/clock.h"
 #include "common/db.h"
 #include "common/fcgi_record.h"
+#include "common/fdpass.h"
 #include "common/resource.h"
 #include "common/respond.h"
 #include "common/states.h"
@@ -66,6 +67,7 @@ struct waiter {
     bool reading;    /* the row was asked for */
     bool read_again; /* … and may have changed since */
     bool wait_over;
+    int64_t wait_ends_ms; /* monotonic */
     bool writing;
     size_t peer_bytes;
     struct buf out;
@@ -236,7 +238,8 @@ static void waiter_free(struct waiter *w)
     loop_io_free(w->io);
     loop_timer_free(w->timer);
     buf_free(&w->out);
-    close_connection(w->fd);
+    if (w->fd >= 0)
+        close_connection(w->fd);
     free(w);
 }
 
@@ -563,6 +566,7 @@ void answers_add(struct answers *answers, const struct handoff *msg, int fd)
     /* A token that holds its share already gets the state as it is. */
     if (bearer->count >= ((unsigned)d->config->daemon_connections_max + 1) / 2)
         w->msg.wait_ms = 0;
+    w->wait_ends_ms = clock_mono_ms() + w->msg.wait_ms;
     LIST_INSERT_HEAD(&bearer->waiters, w, by_bearer);
     bearer->count++;
     w->out.max = answers->answer_max + answers->answer_max / 64; /* the records' headers */
@@ -632,6 +636,58 @@ static void flush_all(struct answers *answers)
         waiter_free(w);
         w = next;
     }
+}
+
+/* For another daemon ------------------------------------------------------------------ */
+
+struct answers_held_one {
+    struct handoff msg;
+    int fd;
+};
+
+void answers_take_held(struct answers *answers, struct answers_held *held)
+{
+    int64_t now_ms = clock_mono_ms();
+    struct waiter *next;
+    held->count = 0;
+    held->list = calloc(answers->count > 0 ? answers->count : 1, sizeof(*held->list));
+    for (struct waiter *w = LIST_FIRST(&answers->all); w && held->list; w = next) {
+        next = LIST_NEXT(w, all);
+        if (w->writing)
+            continue;
+        struct answers_held_one *one = &held->list[held->count++];
+        one->msg = w->msg;
+        one->msg.wait_ms = w->wait_ends_ms > now_ms ? w->wait_ends_ms - now_ms : 0;
+        one->fd = w->fd;
+        w->fd = -1;
+        waiter_free(w);
+    }
+}
+
+unsigned answers_held_send(struct answers_held *held, int door_sock)
+{
+    unsigned given = 0;
+    for (unsigned i = 0; i < held->count; i++) {
+        struct answers_held_one *one = &held->list[i];
+        struct error err = ERROR_INIT;
+        char text[HANDOFF_MAX];
+        int len = handoff_encode(&one->msg, text, sizeof(text), &err);
+        if (len < 0 || fdpass_send(door_sock, text, (size_t)len, one->fd, &err) < 0)
+            continue;
+        close(one->fd); /* it is open at the other end */
+        one->fd = -1;
+        given++;
+    }
+    return given;
+}
+
+void answers_held_free(struct answers_held *held)
+{
+    for (unsigned i = 0; i < held->count; i++)
+        if (held->list[i].fd >= 0)
+            close_connection(held->list[i].fd);
+    free(held->list);
+    *held = (struct answers_held){.count = 0};
 }
 
 void answers_free(struct answers *answers)

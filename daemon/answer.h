@@ -23,6 +23,19 @@ void answers_free(struct answers *answers);
  * so a wait that was fulfilled before the hand-off is answered at once. */
 void answers_add(struct answers *answers, const struct handoff *msg, int fd);
 
+/* Connections whose clients still wait, and for what, when a daemon makes way for a newer one. */
+struct answers_held_one;
+struct answers_held {
+    struct answers_held_one *list;
+    unsigned count;
+};
+/* Takes them out. Those whose answer is being written stay. */
+void answers_take_held(struct answers *answers, struct answers_held *held);
+/* Hands them to the door of another daemon. Returns how many it took. */
+unsigned answers_held_send(struct answers_held *held, int door_sock);
+/* Closes what is left. */
+void answers_held_free(struct answers_held *held);
+
 /* A committed row changed: waiters on its id whose wait it fulfils are answered from it. */
 void answers_sandbox_row(struct answers *answers, const PGresult *res, int row);
 void answers_execution_row(struct answers *answers, const PGresult *res, int row);

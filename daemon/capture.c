@@ -26,6 +26,15 @@ void capture_init(struct capture *capture, size_t limit)
     *capture = (struct capture){.head_max = limit / 2, .tail_max = limit - limit / 2};
 }
 
+void capture_skip(struct capture *capture, uint64_t bytes)
+{
+    if (bytes == 0)
+        return;
+    capture->total += bytes;
+    capture->tail_max += capture->head_max;
+    capture->head_max = 0;
+}
+
 /* Room for want bytes in all (at most max), doubling. Without memory max becomes what there is. */
 static void grow(char **data, size_t *cap, size_t *max, size_t want)
 {

@@ -27,6 +27,9 @@ struct capture_result {
 
 /* Keeps up to limit bytes (at least 2). Allocates nothing yet. */
 void capture_init(struct capture *capture, size_t limit);
+/* Before anything else: so many bytes of the stream went by unseen. They are omitted at the start,
+ * and all that is kept is the tail of the rest. */
+void capture_skip(struct capture *capture, uint64_t bytes);
 /* Cannot fail: without memory the bytes count as omitted. */
 void capture_append(struct capture *capture, const void *data, size_t len);
 /* Moves the kept bytes out and releases the rest. Where bytes were omitted and what is around the

@@ -6,6 +6,8 @@
  *   HELLO               HELLO                      GREETED
  *   GREETED             -
  *   SETUP (was sent)    READY                      READY
+ *   RESYNC              RESYNCED with its nonce    LISTING; every other frame is dropped
+ *   LISTING             LIVE, OVER                 READY after the number that RESYNCED told
  *   READY               PONG, only while a PING with its nonce is unanswered; stream frames
  *
  *   stream state        accepts                    becomes
@@ -31,25 +33,27 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "common/cleanup.h"
 
-#define CHANNEL_STREAMS_MAX 65536u
+/* What a guest's paddock-init takes. */
+#define CHANNEL_STREAMS_MAX WIRE_STREAMS_MAX
 /* A grant beyond this can only be meant to overflow the count. */
 #define CHANNEL_CREDIT_MAX (1u << 30)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
-static void channel_end(struct channel *channel, enum channel_end end, const struct error *err)
+void channel_end(struct channel *channel, enum channel_end end, const struct error *err)
 {
     channel->ended = true;
     loop_io_set(channel->io, 0);
     channel->handler->on_end(channel->arg, end, err);
 }
 
-static int violation(struct error *err, const struct wire_frame *frame, const char *why)
+int channel_violation(struct error *err, const struct wire_frame *frame, const char *why)
 {
     return error_set(err, ERR_PROTOCOL, "%s on stream %u, channel %u: %s",
                      wire_type_name(frame->type), (unsigned)frame->stream, (unsigned)frame->channel,
@@ -58,7 +62,13 @@ static int violation(struct error *err, const struct wire_frame *frame, const ch
 
 /* --- streams ------------------------------------------------------------------------------- */
 
-static void stream_free(struct channel_stream *stream)
+void channel_stream_add(struct channel_stream *stream)
+{
+    stream->channel->table[stream->id & stream->channel->mask] = stream;
+    stream->channel->stream_count++;
+}
+
+void channel_stream_free(struct channel_stream *stream)
 {
     struct channel *channel = stream->channel;
 
@@ -80,7 +90,7 @@ static struct channel_stream *stream_find(const struct channel *channel, uint32_
 static int on_hello(struct channel *channel, const struct wire_frame *frame, struct error *err)
 {
     if (channel->state != CHANNEL_HELLO)
-        return violation(err, frame, "it was said already");
+        return channel_violation(err, frame, "it was said already");
     channel->state = CHANNEL_GREETED;
     channel->handler->on_hello(channel->arg, wire_get_u32(frame->payload));
     return 0;
@@ -89,7 +99,7 @@ static int on_hello(struct channel *channel, const struct wire_frame *frame, str
 static int on_ready(struct channel *channel, const struct wire_frame *frame, struct error *err)
 {
     if (channel->state != CHANNEL_SETUP)
-        return violation(err, frame, "no SETUP to answer");
+        return channel_violation(err, frame, "no SETUP to answer");
     channel->state = CHANNEL_READY;
     channel->handler->on_ready(channel->arg);
     return 0;
@@ -98,7 +108,7 @@ static int on_ready(struct channel *channel, const struct wire_frame *frame, str
 static int on_pong(struct channel *channel, const struct wire_frame *frame, struct error *err)
 {
     if (!channel->ping_unanswered || wire_get_u64(frame->payload) != channel->ping_nonce)
-        return violation(err, frame, "no PING to answer");
+        return channel_violation(err, frame, "no PING to answer");
     channel->ping_unanswered = false;
     channel->handler->on_pong(channel->arg);
     return 0;
@@ -108,11 +118,25 @@ static int on_started(struct channel_stream *stream, const struct wire_frame *fr
                       struct error *err)
 {
     if (stream->state != STREAM_SENT)
-        return violation(err, frame, "nothing to start");
+        return channel_violation(err, frame, "nothing to start");
     if (wire_get_u32(frame->payload) == 0)
-        return violation(err, frame, "process id 0");
+        return channel_violation(err, frame, "process id 0");
     stream->state = STREAM_RUNNING;
-    stream->handler->on_started(stream->arg);
+    if (!stream->unclaimed)
+        stream->handler->on_started(stream->arg);
+    return 0;
+}
+
+int channel_read_failed(const struct wire_frame *frame, enum wire_step *step, int *errno_value,
+                        struct error *err)
+{
+    uint32_t number = wire_get_u32(frame->payload);
+    uint8_t where = frame->payload[4];
+
+    if (number == 0 || number > 4095 || where < WIRE_STEP_SPEC || where > WIRE_STEP_EXEC)
+        return channel_violation(err, frame, "no such failure");
+    *step = (enum wire_step)where;
+    *errno_value = (int)number;
     return 0;
 }
 
@@ -121,15 +145,29 @@ static int on_failed(struct channel_stream *stream, const struct wire_frame *fra
 {
     const struct channel_stream_handler *handler = stream->handler;
     void *arg = stream->arg;
-    uint32_t errno_value = wire_get_u32(frame->payload);
-    uint8_t step = frame->payload[4];
+    struct channel_found found = {.failed = true};
 
     if (!stream->exec_sent || stream->state == STREAM_RUNNING)
-        return violation(err, frame, "nothing to start");
-    if (errno_value == 0 || errno_value > 4095 || step < WIRE_STEP_SPEC || step > WIRE_STEP_EXEC)
-        return violation(err, frame, "no such failure");
-    stream_free(stream);
-    handler->on_failed(arg, (enum wire_step)step, (int)errno_value);
+        return channel_violation(err, frame, "nothing to start");
+    if (channel_read_failed(frame, &found.step, &found.errno_value, err) < 0)
+        return -1;
+    if (stream->unclaimed)
+        return channel_takeover_over(stream, &found, err);
+    channel_stream_free(stream);
+    handler->on_failed(arg, found.step, found.errno_value);
+    return 0;
+}
+
+int channel_read_exit(const struct wire_frame *frame, struct channel_exit *result,
+                      struct error *err)
+{
+    const uint8_t *p = frame->payload;
+
+    *result = (struct channel_exit){
+        .code = p[0], .signal = p[1], .killed = p[2] == 1, .cpu_us = wire_get_u64(p + 4)};
+    /* 64 is Linux's last signal; CPU time beyond int64 cannot be recorded, nor be true. */
+    if (result->signal > 64 || p[2] > 1 || p[3] != 0 || result->cpu_us > INT64_MAX)
+        return channel_violation(err, frame, "no such result");
     return 0;
 }
 
@@ -138,19 +176,18 @@ static int on_exit_frame(struct channel_stream *stream, const struct wire_frame 
 {
     const struct channel_stream_handler *handler = stream->handler;
     void *arg = stream->arg;
-    const uint8_t *p = frame->payload;
-    struct channel_exit result = {
-        .code = p[0], .signal = p[1], .killed = p[2] == 1, .cpu_us = wire_get_u64(p + 4)};
+    struct channel_found found = {.failed = false};
 
     if (stream->state != STREAM_RUNNING)
-        return violation(err, frame, "nothing was started");
-    /* 64 is Linux's last signal; CPU time beyond int64 cannot be recorded, nor be true. */
-    if (result.signal > 64 || p[2] > 1 || p[3] != 0 || result.cpu_us > INT64_MAX)
-        return violation(err, frame, "no such result");
-    if (result.killed && !stream->kill_sent)
-        return violation(err, frame, "killed without KILL");
-    stream_free(stream);
-    handler->on_exit(arg, &result);
+        return channel_violation(err, frame, "nothing was started");
+    if (channel_read_exit(frame, &found.exit, err) < 0)
+        return -1;
+    if (found.exit.killed && !stream->kill_sent)
+        return channel_violation(err, frame, "killed without KILL");
+    if (stream->unclaimed)
+        return channel_takeover_over(stream, &found, err);
+    channel_stream_free(stream);
+    handler->on_exit(arg, &found.exit);
     return 0;
 }
 
@@ -165,13 +202,13 @@ static int on_data(struct channel_stream *stream, const struct wire_frame *frame
     uint32_t len = (uint32_t)frame->payload_len;
 
     if (stream->state != STREAM_RUNNING)
-        return violation(err, frame, "nothing was started");
+        return channel_violation(err, frame, "nothing was started");
     if (!in)
-        return violation(err, frame, "not an output channel");
+        return channel_violation(err, frame, "not an output channel");
     if (in->eof)
-        return violation(err, frame, "after EOF");
+        return channel_violation(err, frame, "after EOF");
     if (len > in->allowed)
-        return violation(err, frame, "beyond the credit");
+        return channel_violation(err, frame, "beyond the credit");
     in->allowed -= len;
     in->owed += len;
     channel_stream_wake(stream);
@@ -184,11 +221,11 @@ static int on_eof(struct channel_stream *stream, const struct wire_frame *frame,
     struct inflow *in = stream_inflow(stream, frame->channel);
 
     if (stream->state != STREAM_RUNNING)
-        return violation(err, frame, "nothing was started");
+        return channel_violation(err, frame, "nothing was started");
     if (!in)
-        return violation(err, frame, "not an output channel");
+        return channel_violation(err, frame, "not an output channel");
     if (in->eof)
-        return violation(err, frame, "after EOF");
+        return channel_violation(err, frame, "after EOF");
     in->eof = true;
     return 0;
 }
@@ -199,11 +236,11 @@ static int on_credit(struct channel_stream *stream, const struct wire_frame *fra
     uint32_t more = wire_get_u32(frame->payload);
 
     if (stream->state == STREAM_SPEC)
-        return violation(err, frame, "nothing was started");
+        return channel_violation(err, frame, "nothing was started");
     if (frame->channel != WIRE_STDIN || !stream->has_input)
-        return violation(err, frame, "not an input channel");
+        return channel_violation(err, frame, "not an input channel");
     if (more == 0 || more > CHANNEL_CREDIT_MAX - stream->input_credit)
-        return violation(err, frame, "an impossible amount");
+        return channel_violation(err, frame, "an impossible amount");
     stream->input_credit += more;
     channel_stream_wake(stream);
     return 0;
@@ -215,7 +252,7 @@ static int dispatch_stream(struct channel *channel, const struct wire_frame *fra
     struct channel_stream *stream = stream_find(channel, frame->stream);
 
     if (!stream)
-        return violation(err, frame, "no such stream");
+        return channel_violation(err, frame, "no such stream");
     switch (frame->type) {
     case WIRE_STARTED:
         return on_started(stream, frame, err);
@@ -239,19 +276,27 @@ static int dispatch_stream(struct channel *channel, const struct wire_frame *fra
     case WIRE_SIGNAL:
     case WIRE_KILL:
     case WIRE_RESET:
+    case WIRE_RESYNC:
+    case WIRE_RESYNCED:
+    case WIRE_LIVE:
+    case WIRE_OVER:
         break;
     }
-    return violation(err, frame, "not for this side");
+    return channel_violation(err, frame, "not for this side");
 }
 
 static int dispatch(struct channel *channel, const struct wire_frame *frame, struct error *err)
 {
+    if (channel->state == CHANNEL_RESYNC || channel->state == CHANNEL_LISTING)
+        return channel_takeover_frame(channel, frame, err);
     if (frame->type == WIRE_HELLO)
         return on_hello(channel, frame, err);
     if (frame->type == WIRE_READY)
         return on_ready(channel, frame, err);
     if (frame->type == WIRE_PONG)
         return on_pong(channel, frame, err);
+    if (frame->stream == 0)
+        return channel_violation(err, frame, "nobody asked");
     return dispatch_stream(channel, frame, err);
 }
 
@@ -308,27 +353,24 @@ static void channel_event(int fd, unsigned events, void *arg)
 
 /* --- for the callers ----------------------------------------------------------------------- */
 
-struct channel *channel_new(struct loop *loop, int fd, void *rx, unsigned max_streams,
-                            const struct channel_handler *handler, void *arg, struct error *err)
+struct channel *channel_make(struct loop *loop, int fd, void *rx, unsigned max_streams,
+                             uint32_t table_size, const struct channel_handler *handler, void *arg,
+                             struct error *err)
 {
     struct channel *channel = calloc(1, sizeof(*channel));
-    uint32_t size = 1;
 
     if (!channel) {
         error_set(err, ERR_SYSTEM, "no memory for a guest's channel");
         return NULL;
     }
-    *channel = (struct channel){
-        .loop = loop,
-        .fd = fd,
-        .rx = rx,
-        .handler = handler,
-        .arg = arg,
-        .max_streams = max_streams < CHANNEL_STREAMS_MAX ? max_streams : CHANNEL_STREAMS_MAX};
-    while (size < channel->max_streams)
-        size *= 2;
-    channel->mask = size - 1;
-    channel->table = calloc(size, sizeof(struct channel_stream *));
+    *channel = (struct channel){.loop = loop,
+                                .fd = fd,
+                                .rx = rx,
+                                .handler = handler,
+                                .arg = arg,
+                                .max_streams = max_streams,
+                                .mask = table_size - 1};
+    channel->table = calloc(table_size, sizeof(struct channel_stream *));
     channel->io = loop_io_new(loop, fd, LOOP_READ, channel_event, channel);
     if (!channel->table || !channel->io) {
         loop_io_free(channel->io);
@@ -340,12 +382,26 @@ struct channel *channel_new(struct loop *loop, int fd, void *rx, unsigned max_st
     return channel;
 }
 
+struct channel *channel_new(struct loop *loop, int fd, void *rx, unsigned max_streams,
+                            const struct channel_handler *handler, void *arg, struct error *err)
+{
+    uint32_t size = 1;
+
+    if (max_streams > CHANNEL_STREAMS_MAX)
+        max_streams = CHANNEL_STREAMS_MAX;
+    while (size < max_streams)
+        size *= 2;
+    return channel_make(loop, fd, rx, max_streams, size, handler, arg, err);
+}
+
 /* A callback of the channel may be on the stack; its memory goes at the turn's end. */
 static void channel_destroy(void *ptr)
 {
     struct channel *channel = ptr;
 
     buf_free(&channel->setup);
+    free(channel->overs);
+    free(channel->over_uuids);
     free(channel->table);
     free(channel);
 }
@@ -364,9 +420,11 @@ void channel_free(struct channel *channel)
         if (stream) {
             const struct channel_stream_handler *handler = stream->handler;
             void *arg = stream->arg;
+            bool unclaimed = stream->unclaimed;
 
-            stream_free(stream);
-            handler->on_lost(arg);
+            channel_stream_free(stream);
+            if (!unclaimed)
+                handler->on_lost(arg);
         }
     }
     loop_defer_free(channel->loop, channel_destroy, channel);
@@ -415,7 +473,8 @@ static void take_buf(struct buf *to, struct buf *from)
     *from = (struct buf)BUF_INIT(from->max);
 }
 
-struct channel_stream *channel_exec(struct channel *channel, struct buf *spec, struct buf *input,
+struct channel_stream *channel_exec(struct channel *channel, const uint8_t uuid[WIRE_UUID_SIZE],
+                                    struct buf *spec, struct buf *input,
                                     const struct channel_stream_handler *handler, void *arg,
                                     struct error *err)
 {
@@ -445,14 +504,14 @@ struct channel_stream *channel_exec(struct channel *channel, struct buf *spec, s
     stream->id = next_stream_id(channel);
     stream->handler = handler;
     stream->arg = arg;
+    memcpy(stream->uuid, uuid, sizeof(stream->uuid));
     take_buf(&stream->spec, spec);
     if (input) {
         stream->has_input = true;
         take_buf(&stream->input, input);
     }
     channel->outgoing_bytes += stream->spec.len + stream->input.len;
-    channel->table[stream->id & channel->mask] = stream;
-    channel->stream_count++;
+    channel_stream_add(stream);
     channel_stream_wake(stream);
     channel_flush(channel);
     return stream;

@@ -1,4 +1,5 @@
-/* What the two halves of a channel share: channel.c (life, receiving) and channel_send.c. */
+/* What the parts of a channel share: channel.c (life, receiving), channel_send.c, and
+ * channel_takeover.c. */
 #ifndef PADDOCK_DAEMON_CHANNEL_INTERNAL_H
 #define PADDOCK_DAEMON_CHANNEL_INTERNAL_H
 
@@ -7,7 +8,14 @@
 /* Frames a turn each way, so that one busy guest does not hold up the others. */
 #define CHANNEL_FRAMES_A_TURN 32
 
-enum channel_state { CHANNEL_HELLO, CHANNEL_GREETED, CHANNEL_SETUP, CHANNEL_READY };
+enum channel_state {
+    CHANNEL_HELLO,
+    CHANNEL_GREETED,
+    CHANNEL_SETUP,
+    CHANNEL_READY,
+    CHANNEL_RESYNC,  /* asked; what comes was meant for the former daemon */
+    CHANNEL_LISTING, /* RESYNCED came, LIVE and OVER are coming */
+};
 enum stream_state { STREAM_SPEC, STREAM_SENT, STREAM_RUNNING };
 
 /* What the guest may send on stdout or stderr. */
@@ -20,6 +28,7 @@ struct inflow {
 struct channel_stream {
     struct channel *channel;
     uint32_t id;
+    uint8_t uuid[WIRE_UUID_SIZE];
     enum stream_state state;
     const struct channel_stream_handler *handler;
     void *arg;
@@ -35,7 +44,10 @@ struct channel_stream {
     bool kill_wanted;
     bool kill_sent;
     uint32_t kill_grace_ms;
-    bool queued; /* in the ring of streams with something to send */
+    /* Found by a take-over and not claimed yet: it has no handler, and nothing to send. */
+    bool unclaimed;
+    struct wire_live live; /* what LIVE said of it */
+    bool queued;           /* in the ring of streams with something to send */
     struct channel_stream *next, *prev;
 };
 
@@ -60,7 +72,36 @@ struct channel {
     uint32_t mask;
     struct channel_stream *sending; /* ring, its head sends next */
     size_t outgoing_bytes;
+    /* a take-over */
+    bool resync_pending;
+    uint64_t resync_nonce;
+    uint32_t listing_left;
+    struct channel_found *overs; /* streams that ended, with their results */
+    uint8_t (*over_uuids)[WIRE_UUID_SIZE];
+    uint32_t overs_count, overs_size;
 };
+
+/* table_size: of a power of two, more than the streams that will be open at once. Does not take fd
+ * over when it fails. */
+struct channel *channel_make(struct loop *loop, int fd, void *rx, unsigned max_streams,
+                             uint32_t table_size, const struct channel_handler *handler, void *arg,
+                             struct error *err);
+/* Into the table; its place is free. */
+void channel_stream_add(struct channel_stream *stream);
+void channel_stream_free(struct channel_stream *stream);
+int channel_violation(struct error *err, const struct wire_frame *frame, const char *why);
+void channel_end(struct channel *channel, enum channel_end end, const struct error *err);
+/* The payloads of EXIT and FAILED. */
+int channel_read_exit(const struct wire_frame *frame, struct channel_exit *result,
+                      struct error *err);
+int channel_read_failed(const struct wire_frame *frame, enum wire_step *step, int *errno_value,
+                        struct error *err);
+/* A frame while the state is RESYNC or LISTING. */
+int channel_takeover_frame(struct channel *channel, const struct wire_frame *frame,
+                           struct error *err);
+/* An unclaimed stream ended: keeps its result. Frees the stream. */
+int channel_takeover_over(struct channel_stream *stream, const struct channel_found *found,
+                          struct error *err);
 
 /* Sends what there is to send and the socket takes. Calls nothing back. */
 void channel_flush(struct channel *channel);

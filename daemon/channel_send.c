@@ -7,13 +7,14 @@
  * Must stay true: credit counts as granted only once its frame was sent.
  */
 #include <errno.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "daemon/channel_internal.h"
 
 /* A frame's payload fields built here (a body comes behind them). */
-#define TX_FIXED_MAX 16u
+#define TX_FIXED_MAX 28u
 
 static void sending_remove(struct channel_stream *stream)
 {
@@ -69,6 +70,7 @@ enum tx_kind {
     TX_NONE,
     TX_SETUP,
     TX_PING,
+    TX_RESYNC,
     TX_EXEC,
     TX_SPEC,
     TX_KILL,
@@ -125,6 +127,8 @@ static bool input_due(const struct channel_stream *stream)
 
 static enum tx_kind stream_due(const struct channel_stream *stream)
 {
+    if (stream->unclaimed)
+        return TX_NONE;
     if (!stream->exec_sent)
         return TX_EXEC;
     if (stream->state == STREAM_SPEC)
@@ -152,6 +156,8 @@ static void stream_tx(const struct channel_stream *stream, struct tx *tx)
         tx_u32(tx, (uint32_t)stream->spec.len);
         tx_u32(tx, CHANNEL_WINDOW);
         tx_u32(tx, CHANNEL_WINDOW);
+        memcpy(tx->fixed + tx->fixed_len, stream->uuid, sizeof(stream->uuid));
+        tx->fixed_len += sizeof(stream->uuid);
         break;
     case TX_SPEC:
         tx_start(tx, kind, WIRE_SPEC, 0, id);
@@ -180,6 +186,7 @@ static void stream_tx(const struct channel_stream *stream, struct tx *tx)
     case TX_NONE:
     case TX_SETUP:
     case TX_PING:
+    case TX_RESYNC:
         tx->kind = TX_NONE;
         break;
     }
@@ -229,6 +236,7 @@ static void stream_sent(struct channel_stream *stream, const struct tx *tx)
     case TX_NONE:
     case TX_SETUP:
     case TX_PING:
+    case TX_RESYNC:
         break;
     }
 }
@@ -236,7 +244,11 @@ static void stream_sent(struct channel_stream *stream, const struct tx *tx)
 static void channel_tx(struct channel *channel, struct tx *tx)
 {
     tx->kind = TX_NONE;
-    if (channel->setup_pending) {
+    if (channel->resync_pending) {
+        tx_start(tx, TX_RESYNC, WIRE_RESYNC, 0, 0);
+        wire_put_u64(tx->fixed + tx->fixed_len, channel->resync_nonce);
+        tx->fixed_len += 8;
+    } else if (channel->setup_pending) {
         tx_start(tx, TX_SETUP, WIRE_SETUP, 0, 0);
         tx_body(tx, &channel->setup, 0, WIRE_PAYLOAD_MAX);
     } else if (channel->ping_pending) {
@@ -256,7 +268,9 @@ static void channel_sent(struct channel *channel, const struct tx *tx)
 {
     struct channel_stream *stream = channel->sending;
 
-    if (tx->kind == TX_SETUP) {
+    if (tx->kind == TX_RESYNC) {
+        channel->resync_pending = false;
+    } else if (tx->kind == TX_SETUP) {
         channel->setup_pending = false;
         channel->state = CHANNEL_SETUP;
         buf_free(&channel->setup); /* it may hold secrets; the guest has them now */

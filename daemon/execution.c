@@ -3,6 +3,8 @@
  *
  *   CLAIMING   the claim is in flight
  *   LOOKING    it gave no row; the row is read to learn why
+ *   WAITING    claimed; its sandbox's guest is being taken over from a former daemon
+ *   FETCHING   it was found in such a guest, and takes stdin, which is read from its row again
  *   RUNNING    in the guest; its timer runs from the claim
  *   KILLING    the time is over, KILL was sent; EXIT is awaited
  *   RECORDING  the result is on the way to the database, again and again until it is taken
@@ -12,6 +14,7 @@
  */
 #include "daemon/execution.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +39,7 @@
 /* Specs and stdin of one sandbox that wait for its guest to take them. */
 #define OUTGOING_MAX ((size_t)128 * 1024 * 1024)
 
-enum execution_phase { CLAIMING, LOOKING, RUNNING, KILLING, RECORDING };
+enum execution_phase { CLAIMING, LOOKING, WAITING, FETCHING, RUNNING, KILLING, RECORDING };
 
 struct execution {
     struct daemon *d;
@@ -49,7 +52,10 @@ struct execution {
     bool has_channel;
     bool terminate_on_timeout;
     bool timed_out;
-    struct loop_timer *timer; /* by phase: time-out, missing EXIT, next try to record */
+    int64_t timeout_ms;         /* what is left of it when it begins; -1: none */
+    struct execution_spec spec; /* until it is sent */
+    const char *reason;         /* why the result is not its own; NULL: it is */
+    struct loop_timer *timer;   /* by phase: time-out, missing EXIT, next try to record */
     struct channel_stream *stream;
     struct capture out, err;
     struct execution_result result;
@@ -147,7 +153,7 @@ static void record(struct execution *e)
         {.value = node_number_text(e->d->node)},
         {.value = node_epoch_text(e->d->node)},
         {.value = execution_state_name(r->state)},
-        {.value = NULL}, /* reason: it ended by itself or by its own time */
+        {.value = e->reason},
         {.value = r->error[0] ? r->error : NULL},
         {.value = number(code, r->exit_code, -1)},
         {.value = number(sig, r->signal, 0)},
@@ -173,6 +179,7 @@ static void ended(struct execution *e)
     e->stream = NULL;
     e->has_channel = false;
     loop_timer_disarm(e->timer);
+    execution_spec_free(&e->spec);
     capture_finish(&e->out, &e->out_kept);
     capture_finish(&e->err, &e->err_kept);
     if (had_channel)
@@ -215,10 +222,24 @@ static void on_exit_result(void *arg, const struct channel_exit *result)
     ended(e);
 }
 
+/* Nobody will ever know. */
+static void lose(struct execution *e)
+{
+    e->reason = "daemon_restart";
+    execution_result_lost("the daemon was restarted, and the guest does not know it any more",
+                          &e->result);
+    ended(e);
+}
+
 static void on_failed(void *arg, enum wire_step step, int errno_value)
 {
     struct execution *e = arg;
 
+    /* It was begun already, for a former daemon whose claim the database forgot. */
+    if (step == WIRE_STEP_SPEC && errno_value == EEXIST) {
+        lose(e);
+        return;
+    }
     execution_result_failed(step, errno_value, &e->result);
     ended(e);
 }
@@ -265,64 +286,212 @@ static void on_timer(void *arg)
         break;
     case CLAIMING:
     case LOOKING:
+    case WAITING:
+    case FETCHING:
         break;
     }
 }
 
+/* --- found in a guest that was taken over --------------------------------------------------- */
+
+static void on_input(const PGresult *res, const struct error *err, void *arg);
+
+/* How it ended while no daemon looked, or a daemon that did not record it. */
+static void found_over(struct execution *e, const struct channel_found *found)
+{
+    if (found->failed) {
+        on_failed(e, found->step, found->errno_value);
+        return;
+    }
+    /* Only its time can have killed it. */
+    execution_result_exit(&found->exit, found->exit.killed, &e->result);
+    ended(e);
+}
+
+/* The guest goes on with it: from here as if this daemon had begun it, but for what it sent before,
+ * which is not to be had any more. */
+static void go_on(struct execution *e, const struct channel_found *found)
+{
+    int64_t wait_ms = e->timeout_ms;
+
+    if (found->takes_input && found->stdin_bytes > e->spec.input.len) {
+        log_warn(&e->d->log, "execution_stdin_lost", "id=%s sandbox=%s", e->id, e->sandbox_id);
+        channel_abandon(found->stream);
+        lose(e);
+        return;
+    }
+    e->stream = found->stream;
+    e->phase = RUNNING;
+    if (found->killed) {
+        e->timed_out = true;
+        e->phase = KILLING;
+        wait_ms = e->d->config->guest_kill_grace + KILL_SLACK_MS;
+    }
+    channel_claim(found->stream, found->takes_input ? &e->spec.input : NULL, &stream_handler, e);
+    execution_spec_free(&e->spec);
+    if (wait_ms >= 0 && loop_timer_arm(e->timer, wait_ms) < 0)
+        e->handler->on_stuck(e->arg, e);
+}
+
+static void take(struct execution *e, const struct channel_found *found)
+{
+    log_info(&e->d->log, "execution_found", "id=%s sandbox=%s is=%s stdout=%llu stderr=%llu", e->id,
+             e->sandbox_id, found->stream ? "live" : "over",
+             (unsigned long long)found->stdout_bytes, (unsigned long long)found->stderr_bytes);
+    capture_skip(&e->out, found->stdout_bytes);
+    capture_skip(&e->err, found->stderr_bytes);
+    if (found->stream)
+        go_on(e, found);
+    else
+        found_over(e, found);
+}
+
+static bool find_stream(const struct execution *e, const struct channel *channel,
+                        struct channel_found *found)
+{
+    uint8_t uuid[WIRE_UUID_SIZE];
+
+    id_to_bytes(e->id, uuid);
+    return channel_find(channel, uuid, found);
+}
+
+/* Its stream waits meanwhile, without a byte of credit. */
+static void fetch_input(struct execution *e)
+{
+    const struct dbq_param params[] = {{.value = e->id}};
+    struct error err = ERROR_INIT;
+
+    e->has_channel = false;
+    e->handler->on_ended(e->arg, e);
+    e->phase = FETCHING;
+    if (dbq_send(e->d->db, STMT_EXECUTION_INPUT, params, on_input, e, &err) == 0)
+        return;
+    log_error_value(&e->d->log, LOG_WARN, "execution_not_read", &err);
+    lose(e); /* and its stream is a stray */
+}
+
+/* False: the guest knows nothing of it. */
+static bool take_found(struct execution *e, const struct channel *channel)
+{
+    struct channel_found found;
+
+    if (!find_stream(e, channel, &found))
+        return false;
+    if (found.stream && found.takes_input && !e->spec.has_input)
+        fetch_input(e);
+    else
+        take(e, &found);
+    return true;
+}
+
+/* The channel of its sandbox; false when it has none, and the execution is seen to. */
+static bool has_place(struct execution *e, struct channel **channel)
+{
+    switch (e->handler->on_claimed(e->arg, e, channel)) {
+    case PLACE_READY:
+        e->has_channel = true;
+        return true;
+    case PLACE_LATER:
+        e->phase = WAITING;
+        return false;
+    case PLACE_ENDING:
+        done(e);
+        return false;
+    case PLACE_NONE:
+        break;
+    }
+    log_fail(&e->d->log, "execution_without_sandbox", "id=%s sandbox=%s", e->id, e->sandbox_id);
+    execution_result_lost("its sandbox is not held by this daemon", &e->result);
+    ended(e);
+    return false;
+}
+
+static void on_input(const PGresult *res, const struct error *err, void *arg)
+{
+    struct execution *e = arg;
+    const char *text = res && PQntuples(res) > 0 ? db_column(res, 0, "stdin") : NULL;
+    struct channel *channel = NULL;
+    struct channel_found found;
+
+    if (!res)
+        log_error_value(&e->d->log, LOG_WARN, "execution_not_read", err);
+    if (text && buf_append(&e->spec.input, text, strlen(text)) == 0)
+        e->spec.has_input = true;
+    if (!has_place(e, &channel))
+        return;
+    if (find_stream(e, channel, &found))
+        take(e, &found);
+    else
+        lose(e);
+}
+
 /* --- the claim ----------------------------------------------------------------------------- */
 
-static int start(struct execution *e, const PGresult *res, struct channel *channel,
-                 struct error *err)
+static int read_row(struct execution *e, const PGresult *res, int row, struct error *err)
 {
-    _cleanup_execution_spec_ struct execution_spec spec = EXECUTION_SPEC_INIT;
-    const char *json = db_column(res, 0, "spec");
-    const char *timeout = db_column(res, 0, "timeout_ms");
-    const char *on_timeout = db_column(res, 0, "on_timeout");
-    int64_t timeout_ms = 0;
+    const char *timeout = db_column(res, row, "timeout_ms");
+    const char *on_timeout = db_column(res, row, "on_timeout");
 
-    if (timeout && text_parse_i64(timeout, 1, INT64_MAX / 2000, &timeout_ms) < 0)
-        return error_set(err, ERR_INVALID_FIELD, "timeout_ms is out of range");
+    e->timeout_ms = -1;
     e->terminate_on_timeout = on_timeout && strcmp(on_timeout, "terminate") == 0;
+    if (timeout && text_parse_i64(timeout, 1, INT64_MAX / 2000, &e->timeout_ms) < 0)
+        return error_set(err, ERR_INVALID_FIELD, "timeout_ms is out of range");
+    return 0;
+}
+
+static int read_spec(struct execution *e, const PGresult *res, struct error *err)
+{
+    const char *json = db_column(res, 0, "spec");
+
     if (!json)
         return error_set(err, ERR_INVALID_FIELD, "there is no description");
-    if (execution_spec_parse(json, strlen(json), &spec, err) < 0)
-        return -1;
-    if (spec.wire.len + spec.input.len > OUTGOING_MAX - channel_outgoing_bytes(channel))
+    return execution_spec_parse(json, strlen(json), &e->spec, err);
+}
+
+/* Into the guest. */
+static int start(struct execution *e, struct channel *channel, struct error *err)
+{
+    struct execution_spec *spec = &e->spec;
+    uint8_t uuid[WIRE_UUID_SIZE];
+
+    if (spec->wire.len + spec->input.len > OUTGOING_MAX - channel_outgoing_bytes(channel))
         return error_set(err, ERR_LIMIT_EXCEEDED,
                          "the guest has not taken %zu bytes of earlier input yet",
                          channel_outgoing_bytes(channel));
-    if (timeout && loop_timer_arm(e->timer, timeout_ms) < 0)
+    if (e->timeout_ms >= 0 && loop_timer_arm(e->timer, e->timeout_ms) < 0)
         return error_set(err, ERR_SYSTEM, "no timer");
     e->phase = RUNNING;
-    e->stream = channel_exec(channel, &spec.wire, spec.has_input ? &spec.input : NULL,
+    id_to_bytes(e->id, uuid);
+    e->stream = channel_exec(channel, uuid, &spec->wire, spec->has_input ? &spec->input : NULL,
                              &stream_handler, e, err);
+    execution_spec_free(spec);
     return e->stream ? 0 : -1;
+}
+
+/* A guest that was taken over may know it: the database can have forgotten a former claim. */
+static void begin(struct execution *e, struct channel *channel)
+{
+    struct error err = ERROR_INIT;
+
+    if (!take_found(e, channel) && start(e, channel, &err) < 0)
+        refuse(e, &err);
 }
 
 static void claimed(struct execution *e, const PGresult *res)
 {
     const char *sandbox_id = db_column(res, 0, "sandbox_id");
     struct error err = ERROR_INIT;
-    struct channel *channel;
-    bool ending = false;
+    struct channel *channel = NULL;
 
     e->claimed_ms = clock_mono_ms();
     if (sandbox_id && id_is_valid(sandbox_id))
         memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
-    channel = e->handler->on_claimed(e->arg, e, &ending);
-    if (!channel && ending) {
-        done(e);
-        return;
-    }
-    if (!channel) {
-        log_fail(&e->d->log, "execution_without_sandbox", "id=%s sandbox=%s", e->id, e->sandbox_id);
-        execution_result_lost("its sandbox is not held by this daemon", &e->result);
-        ended(e);
-        return;
-    }
-    e->has_channel = true;
-    if (start(e, res, channel, &err) < 0)
+    if (read_row(e, res, 0, &err) < 0 || read_spec(e, res, &err) < 0) {
         refuse(e, &err);
+        return;
+    }
+    if (has_place(e, &channel))
+        begin(e, channel);
 }
 
 static int send_claim(struct execution *e, struct error *err)
@@ -378,9 +547,8 @@ static void on_claim(const PGresult *res, const struct error *err, void *arg)
 
 /* --- for the owner ------------------------------------------------------------------------- */
 
-struct execution *execution_new(struct daemon *d, const char *id,
-                                const struct execution_handler *handler, void *arg,
-                                struct error *err)
+static struct execution *make(struct daemon *d, const char *id,
+                              const struct execution_handler *handler, void *arg, struct error *err)
 {
     struct execution *e;
 
@@ -389,29 +557,95 @@ struct execution *execution_new(struct daemon *d, const char *id,
         return NULL;
     }
     e = calloc(1, sizeof(*e));
-    if (!e) {
+    if (e)
+        e->timer = loop_timer_new(d->loop, on_timer, e);
+    if (!e || !e->timer) {
+        free(e);
         error_set(err, ERR_SYSTEM, "no memory for an execution");
         return NULL;
     }
     e->d = d;
     e->handler = handler;
     e->arg = arg;
+    e->timeout_ms = -1;
+    e->claimed_ms = clock_mono_ms();
     memcpy(e->id, id, ID_SIZE);
     e->out_kept.omitted_at = e->err_kept.omitted_at = -1;
     capture_init(&e->out, (size_t)d->config->limits_output_bytes);
     capture_init(&e->err, (size_t)d->config->limits_output_bytes);
-    e->timer = loop_timer_new(d->loop, on_timer, e);
-    if (!e->timer) {
-        error_set(err, ERR_SYSTEM, "no memory for an execution");
-        free(e);
-        return NULL;
-    }
-    if (send_claim(e, err) < 0) {
+    return e;
+}
+
+struct execution *execution_new(struct daemon *d, const char *id,
+                                const struct execution_handler *handler, void *arg,
+                                struct error *err)
+{
+    struct execution *e = make(d, id, handler, arg, err);
+
+    if (e && send_claim(e, err) < 0) {
         loop_timer_free(e->timer);
         free(e);
         return NULL;
     }
     return e;
+}
+
+/* What is left of its time, by the database's clock. */
+static void count_time(struct execution *e, const PGresult *res, int row)
+{
+    const char *ran = db_column(res, row, "ran_ms");
+    int64_t ran_ms = 0;
+
+    if (e->timeout_ms < 0 || !ran || text_parse_i64(ran, 0, INT64_MAX, &ran_ms) < 0)
+        return;
+    e->timeout_ms = ran_ms < e->timeout_ms ? e->timeout_ms - ran_ms : 0;
+}
+
+struct execution *execution_adopt(struct daemon *d, const char *sandbox_id, const PGresult *res,
+                                  int row, const struct execution_handler *handler, void *arg,
+                                  struct error *err)
+{
+    const char *id = db_column(res, row, "id");
+    struct execution *e = make(d, id ? id : "", handler, arg, err);
+    struct error row_err = ERROR_INIT;
+
+    if (!e)
+        return NULL;
+    memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
+    e->phase = WAITING;
+    if (read_row(e, res, row, &row_err) < 0)
+        log_error_value(&d->log, LOG_WARN, "execution_row", &row_err);
+    count_time(e, res, row);
+    return e;
+}
+
+bool execution_is_waiting(const struct execution *execution)
+{
+    return execution->phase == WAITING;
+}
+
+bool execution_is_unsettled(const struct execution *execution)
+{
+    return execution->phase == CLAIMING || execution->phase == LOOKING ||
+           execution->phase == RECORDING;
+}
+
+void execution_resume(struct execution *execution)
+{
+    struct channel *channel = NULL;
+
+    if (!has_place(execution, &channel))
+        return;
+    /* Only a claim of this daemon has its description; of any other, nobody may begin it again. */
+    if (execution->spec.wire.len > 0)
+        begin(execution, channel);
+    else if (!take_found(execution, channel))
+        lose(execution);
+}
+
+void execution_drop(struct execution *execution)
+{
+    done(execution);
 }
 
 static void destroy(void *ptr)
@@ -420,6 +654,7 @@ static void destroy(void *ptr)
 
     capture_free(&e->out);
     capture_free(&e->err);
+    execution_spec_free(&e->spec);
     kept_free(e);
     free(e);
 }

@@ -5,6 +5,7 @@
 #ifndef PADDOCK_DAEMON_EXECUTION_H
 #define PADDOCK_DAEMON_EXECUTION_H
 
+#include <libpq-fe.h>
 #include <stdbool.h>
 
 #include "daemon/channel.h"
@@ -12,12 +13,19 @@
 
 struct execution;
 
+enum execution_place {
+    PLACE_NONE,   /* no such sandbox is held here */
+    PLACE_ENDING, /* it is held and ends, which ends the execution's row too */
+    PLACE_LATER,  /* its guest is being taken over: execution_resume or execution_drop follows */
+    PLACE_READY,  /* it has a channel */
+};
+
 /* What the owner (sandbox.c) is told; all from the loop. */
 struct execution_handler {
-    /* Its row is claimed: the channel of its sandbox when that is ready, else NULL; then *ending
-     * says that the sandbox is held but ends, which ends this row too. */
-    struct channel *(*on_claimed)(void *arg, struct execution *execution, bool *ending);
-    /* Once after on_claimed gave a channel: it runs no more. */
+    /* Its row is claimed: where it runs. *channel is set when that is PLACE_READY. */
+    enum execution_place (*on_claimed)(void *arg, struct execution *execution,
+                                       struct channel **channel);
+    /* Once after a channel was given: it runs no more. */
     void (*on_ended)(void *arg, struct execution *execution);
     /* The guest does not end it though told to. */
     void (*on_stuck)(void *arg, struct execution *execution);
@@ -30,6 +38,19 @@ struct execution_handler {
 struct execution *execution_new(struct daemon *d, const char *id,
                                 const struct execution_handler *handler, void *arg,
                                 struct error *err);
+/* One that a former daemon had claimed, in a guest that was taken over; from its row (of
+ * SANDBOX_UNENDED_EXECUTIONS). It waits: when it is resumed it goes on, or its end is recorded, as
+ * the guest tells; one that the guest knows nothing of is lost. */
+struct execution *execution_adopt(struct daemon *d, const char *sandbox_id, const PGresult *res,
+                                  int row, const struct execution_handler *handler, void *arg,
+                                  struct error *err);
+/* After PLACE_LATER, and once it was adopted. Then its guest is ready: resume it; or its sandbox
+ * ends: drop it. */
+bool execution_is_waiting(const struct execution *execution);
+void execution_resume(struct execution *execution);
+void execution_drop(struct execution *execution);
+/* It is between its row and the guest: being claimed, or recorded. */
+bool execution_is_unsettled(const struct execution *execution);
 /* Frees it from any callback. What was sent to the database still happens. NULL is fine. */
 void execution_free(struct execution *execution);
 

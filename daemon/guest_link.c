@@ -4,16 +4,16 @@
  *   STARTING  KEEPER_START was sent            timer: guest.provision_timeout, from here to READY
  *   GREETING  its socket is here, HELLO awaited
  *   SETTING   SETUP was sent, READY awaited
+ *   RESYNCING it was a former main's, and RESYNC is under way   timer: guest.heartbeat_timeout
  *   READY     executions run                   timer: heartbeat
  *   CLOSED    its socket ended by itself; KEEPER_ENDED should follow   timer: CLOSED_MS
  *   ENDING    KEEPER_END was or will be sent   timer: ask again
  *   GONE      nothing is left of it
  *
  * Why it ended, for a row that does not know it already (sandbox_end keeps a stop's own reason):
- *   we ended it, or it broke the protocol      what we ended it for
- *   OOM kills in its cgroup, status not 0      oom   (a guest that lives through an OOM kill of one
- *                                                    of its processes and ends with 0 was not it)
- *   not ready yet                              provision_failed
+ *   main ended it (this one or a former; the keeper keeps the reason), or it broke the protocol
+ * what we ended it for OOM kills in its cgroup, status not 0      oom   (a guest that lives through
+ * an OOM kill of one of its processes and ends with 0 was not it) not ready yet provision_failed
  *   status 0 to 127, not 2: PID 1's own        guest_exit
  *   else                                       guest_crash  (the sentry's 2, runsc's 128, 137 of a
  *                                                           kill, unknown)
@@ -35,12 +35,11 @@
 /* The keeper needs about a second at worst to clear a guest away. */
 #define ASK_AGAIN_MS 30000
 #define UMASK 0022
-#define REASON_SIZE 32
 /* Go's runtime ends its program with this when it panics or cannot go on, as without a thread. It
  * cannot be told from a PID 1 that exits with it, which paddock-init never does. */
 #define SENTRY_CRASH_STATUS 2
 
-enum guest_state { STARTING, GREETING, SETTING, READY, CLOSED, ENDING, GONE };
+enum guest_state { STARTING, GREETING, SETTING, RESYNCING, READY, CLOSED, ENDING, GONE };
 
 struct guest_link {
     struct daemon *d;
@@ -53,7 +52,7 @@ struct guest_link {
     enum guest_state state;
     bool is_started; /* KEEPER_STARTED came; KEEPER_ENDED will */
     bool was_ready;
-    char asked[REASON_SIZE]; /* why we end it; "" while we do not */
+    char asked[KEEPER_REASON_MAX]; /* why we end it; "" while we do not */
     struct channel *channel;
     struct loop_timer *timer; /* by state */
     int64_t ping_ms;          /* the last PING's time */
@@ -62,8 +61,9 @@ struct guest_link {
 static const char *state_name(enum guest_state state)
 {
     static const char *const names[] = {
-        [STARTING] = "starting", [GREETING] = "greeting", [SETTING] = "setting", [READY] = "ready",
-        [CLOSED] = "closed",     [ENDING] = "ending",     [GONE] = "gone",
+        [STARTING] = "starting",   [GREETING] = "greeting", [SETTING] = "setting",
+        [RESYNCING] = "resyncing", [READY] = "ready",       [CLOSED] = "closed",
+        [ENDING] = "ending",       [GONE] = "gone",
     };
 
     return names[state];
@@ -75,6 +75,7 @@ static bool may_become(enum guest_state from, enum guest_state to)
         [STARTING] = 1u << GREETING | 1u << ENDING | 1u << GONE,
         [GREETING] = 1u << SETTING | 1u << CLOSED | 1u << ENDING | 1u << GONE,
         [SETTING] = 1u << READY | 1u << CLOSED | 1u << ENDING | 1u << GONE,
+        [RESYNCING] = 1u << READY | 1u << CLOSED | 1u << ENDING | 1u << GONE,
         [READY] = 1u << CLOSED | 1u << ENDING | 1u << GONE,
         [CLOSED] = 1u << ENDING | 1u << GONE,
         [ENDING] = 1u << GONE,
@@ -114,6 +115,7 @@ static void ask_keeper(struct guest_link *guest)
     struct error err = ERROR_INIT;
 
     memcpy(request.id, guest->id, ID_SIZE);
+    snprintf(request.reason, sizeof(request.reason), "%s", guest->asked);
     /* If the keeper is gone so is the guest, and the daemon on its way out. */
     if (guest->is_started && keeper_link_send(guest->d->keeper, &request, &err) < 0)
         log_error_value(&guest->d->log, LOG_WARN, "keeper_not_asked", &err);
@@ -129,22 +131,28 @@ void guest_link_end(struct guest_link *guest, const char *reason)
     drop_channel(guest);
 }
 
-static const char *end_reason(const struct guest_link *guest, const struct keeper_report *report)
+/* asked: why main ended it; "" when it did not, or a former main did. */
+static const char *end_reason(const char *asked, bool was_ready, const struct keeper_report *report)
 {
-    bool is_asked = guest->asked[0] != '\0';
-
-    if (is_asked && (report->killed || strcmp(guest->asked, "relay_protocol") == 0))
-        return guest->asked;
+    if (asked[0] == '\0')
+        asked = report->reason;
+    if (asked[0] != '\0' && (report->killed || strcmp(asked, "relay_protocol") == 0))
+        return asked;
     if (report->oom_kills > 0 && report->exit_status != 0)
         return "oom";
-    if (is_asked)
-        return guest->asked;
-    if (!guest->was_ready)
+    if (asked[0] != '\0')
+        return asked;
+    if (!was_ready)
         return "provision_failed";
     return report->exit_status >= 0 && report->exit_status < 128 &&
                    report->exit_status != SENTRY_CRASH_STATUS
                ? "guest_exit"
                : "guest_crash";
+}
+
+const char *guest_link_reason(const struct keeper_report *report)
+{
+    return end_reason("", true, report);
 }
 
 static void gone(struct guest_link *guest, const char *reason)
@@ -188,6 +196,11 @@ static void on_ready(void *arg)
     guest->handler->on_ready(guest->arg);
 }
 
+static void on_resynced(void *arg)
+{
+    on_ready(arg);
+}
+
 static void on_pong(void *arg)
 {
     struct guest_link *guest = arg;
@@ -206,6 +219,11 @@ static void on_channel_end(void *arg, enum channel_end end, const struct error *
         guest_link_end(guest, "relay_protocol");
         return;
     }
+    if (end == CHANNEL_FOREIGN) {
+        log_error_value(&guest->d->log, LOG_ERROR, "guest_version", err);
+        guest_link_end(guest, "daemon_restart");
+        return;
+    }
     if (!advance(guest, CLOSED))
         return;
     drop_channel(guest);
@@ -216,6 +234,7 @@ static const struct channel_handler channel_handler = {
     .on_hello = on_hello,
     .on_ready = on_ready,
     .on_pong = on_pong,
+    .on_resynced = on_resynced,
     .on_end = on_channel_end,
 };
 
@@ -255,6 +274,7 @@ static void on_timer(void *arg)
     case READY:
         heartbeat(guest);
         break;
+    case RESYNCING:
     case CLOSED:
         guest_link_end(guest, "relay_lost");
         break;
@@ -300,7 +320,7 @@ static void on_keeper_ended(struct guest_link *guest, const struct keeper_report
              "id=%s status=%d oom_kills=%u killed=%u cpu_us=%llu detail=%s", guest->id,
              (int)report->exit_status, (unsigned)report->oom_kills, (unsigned)report->killed,
              (unsigned long long)report->cpu_us, report->text);
-    gone(guest, end_reason(guest, report));
+    gone(guest, end_reason(guest->asked, guest->was_ready, report));
 }
 
 void guest_link_report(struct guest_link *guest, const struct keeper_report *report, int fd)
@@ -350,6 +370,43 @@ fail:
     return NULL;
 }
 
+struct guest_link *guest_link_take_over(struct daemon *d, void *rx, const char *id, int fd,
+                                        uint64_t nonce, const struct guest_link_handler *handler,
+                                        void *arg, struct error *err)
+{
+    _cleanup_close_ int socket_fd = fd;
+    struct guest_link *guest = calloc(1, sizeof(*guest));
+
+    if (!guest) {
+        error_set(err, ERR_SYSTEM, "no memory for a guest");
+        return NULL;
+    }
+    *guest = (struct guest_link){.d = d,
+                                 .rx = rx,
+                                 .handler = handler,
+                                 .arg = arg,
+                                 .state = RESYNCING,
+                                 .is_started = true,
+                                 .was_ready = true};
+    memcpy(guest->id, id, ID_SIZE);
+    guest->timer = loop_timer_new(d->loop, on_timer, guest);
+    if (!guest->timer || loop_timer_arm(guest->timer, d->config->guest_heartbeat_timeout) < 0) {
+        error_set(err, ERR_SYSTEM, "no timer for a guest");
+        goto fail;
+    }
+    guest->channel =
+        channel_take_over(d->loop, socket_fd, rx, (unsigned)d->config->limits_executions_live,
+                          nonce, &channel_handler, guest, err);
+    if (!guest->channel)
+        goto fail;
+    steal_fd(&socket_fd);
+    return guest;
+fail:
+    loop_timer_free(guest->timer);
+    free(guest);
+    return NULL;
+}
+
 static void destroy(void *ptr)
 {
     struct guest_link *guest = ptr;
@@ -367,6 +424,11 @@ void guest_link_free(struct guest_link *guest)
     guest->timer = NULL;
     drop_channel(guest);
     loop_defer_free(guest->d->loop, destroy, guest);
+}
+
+bool guest_link_is_started(const struct guest_link *guest)
+{
+    return guest->is_started && guest->state != GONE;
 }
 
 struct channel *guest_link_channel(const struct guest_link *guest)

@@ -25,6 +25,11 @@ struct guest_link_handler {
 struct guest_link *guest_link_new(struct daemon *d, void *rx, const struct keeper_request *start,
                                   struct buf *env, const struct guest_link_handler *handler,
                                   void *arg, struct error *err);
+/* A guest that the keeper held for a former main, which had made it ready: on_ready comes when its
+ * streams are resynchronised, and channel_find knows them. Owns fd, its socket. */
+struct guest_link *guest_link_take_over(struct daemon *d, void *rx, const char *id, int fd,
+                                        uint64_t nonce, const struct guest_link_handler *handler,
+                                        void *arg, struct error *err);
 /* Only once it ended, or when the keeper is to be left to itself. NULL is fine. */
 void guest_link_free(struct guest_link *guest);
 
@@ -33,6 +38,10 @@ void guest_link_report(struct guest_link *guest, const struct keeper_report *rep
 /* Ends it: its streams are lost at once, on_ended follows when it is gone. reason: why, if the row
  * does not know better; the first call counts. */
 void guest_link_end(struct guest_link *guest, const char *reason);
+/* Why a guest ended that no link was made for, by the keeper's report. */
+const char *guest_link_reason(const struct keeper_report *report);
+/* The keeper said that it started, or held it, and not yet that it ended. */
+bool guest_link_is_started(const struct guest_link *guest);
 /* NULL unless it is ready. Borrowed. */
 struct channel *guest_link_channel(const struct guest_link *guest);
 

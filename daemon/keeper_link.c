@@ -3,7 +3,7 @@
  * in and are checked before anyone sees them. Called by sandbox.c and run.c.
  *
  * What must stay true: one struct is one message, both ways; a descriptor that
- * comes with anything but KEEPER_STARTED is closed; the loss is told once.
+ * comes with anything but KEEPER_STARTED and KEEPER_HELD is closed; the loss is told once.
  */
 #include "daemon/keeper_link.h"
 
@@ -58,14 +58,23 @@ static void lose(struct keeper_link *link, const char *why)
 static bool report_fits(struct keeper_report *report, ssize_t len, int fd)
 {
     if (len != (ssize_t)sizeof(*report) || report->id[ID_SIZE - 1] != '\0' ||
-        !id_is_valid(report->id) || !memchr(report->text, '\0', sizeof(report->text)))
+        !memchr(report->text, '\0', sizeof(report->text)) ||
+        !memchr(report->reason, '\0', sizeof(report->reason)))
+        return false;
+    if (report->event == KEEPER_ATTACHED)
+        return fd < 0 && report->id[0] == '\0';
+    if (!id_is_valid(report->id))
         return false;
     switch (report->event) {
     case KEEPER_STARTED:
         return fd >= 0;
+    case KEEPER_HELD:
+        return (fd >= 0) == (report->ending == 0);
     case KEEPER_REFUSED:
     case KEEPER_ENDED:
     case KEEPER_USAGE:
+    case KEEPER_LISTED:
+    case KEEPER_LIST_END:
         return fd < 0;
     default:
         return false;

@@ -7,11 +7,11 @@
 
 struct keeper_link;
 
-/* fd: the descriptor beside KEEPER_STARTED, else -1; the callee owns it. */
+/* fd: the descriptor beside KEEPER_STARTED and KEEPER_HELD, else -1; the callee owns it. */
 typedef void (*keeper_report_cb)(struct daemon *d, const struct keeper_report *report, int fd);
 
-/* Takes sock over. When the keeper is gone (end of file) on_lost is called once: every guest is
- * dead by then (they live in the keeper's PID namespace). */
+/* Takes sock over. When it ends on_lost is called once: the keeper is dead, and every guest with it
+ * (they live in its PID namespace), or has another main. */
 struct keeper_link *keeper_link_new(struct daemon *d, int sock, keeper_report_cb on_report,
                                     void (*on_lost)(struct daemon *d), struct error *err);
 void keeper_link_free(struct keeper_link *link);

@@ -5,7 +5,9 @@
  * What must stay true: an epoch is taken once a process, at the first
  * connection; later connections go on with it, or find that another daemon took
  * a newer one, and then this process ends. A lost notification is made up for by
- * a scan: after registration, at every reconnect, and every daemon.scan.
+ * a scan: after registration, at every reconnect, and every daemon.scan. With
+ * it go the rows that this node claimed and the guests that the keeper holds:
+ * what nobody here knows of is ended.
  */
 #include "daemon/node.h"
 
@@ -35,6 +37,7 @@ struct node {
     bool beating;
     bool scanning;
     bool scan_again; /* asked for while one was on its way */
+    bool comparing;
     bool closed;
     struct loop_timer *heartbeat;
     struct loop_timer *scan;
@@ -138,6 +141,30 @@ static void notified(const char *payload, void *arg)
 
 static void scan(struct node *node);
 
+static void compare_done(const PGresult *res, const struct error *err, void *arg)
+{
+    struct node *node = arg;
+    node->comparing = false;
+    if (!res)
+        log_error_value(&node->d->log, LOG_WARN, "scan_failed", err);
+    for (int row = 0; res && row < PQntuples(res); row++) {
+        const char *kind = db_column(res, row, "kind");
+        const char *id = db_column(res, row, "id");
+        const char *sandbox = db_column(res, row, "sandbox");
+        if (kind && id && sandbox && id_is_valid(id) && id_is_valid(sandbox))
+            sandboxes_claimed(node->d->sandboxes, kind[0], id, sandbox);
+    }
+}
+
+/* What the row says, what this daemon holds, what the keeper holds: made equal. */
+static void compare(struct node *node)
+{
+    const struct dbq_param params[] = {{.value = node->number}};
+    if (!node->comparing)
+        node->comparing = node_send(node, STMT_NODE_CLAIMED, params, compare_done);
+    sandboxes_reconcile_guests(node->d->sandboxes);
+}
+
 static void scan_done(const PGresult *res, const struct error *err, void *arg)
 {
     struct node *node = arg;
@@ -164,6 +191,7 @@ static void scan(struct node *node)
         return;
     }
     node->scan_again = false;
+    compare(node);
     node->scanning = node_send(node, STMT_NODE_WORK, params, scan_done);
 }
 
@@ -210,6 +238,7 @@ static void registration_done(const PGresult *res, const struct error *err, void
         send_close(node);
         return;
     }
+    sandboxes_adopt_held(d->sandboxes);
     if (node->on_registered)
         node->on_registered(d);
     scan(node);
@@ -219,14 +248,21 @@ static void register_node(struct node *node)
 {
     char lease[NUMBER_SIZE];
     char sandboxes[NUMBER_SIZE];
+    _cleanup_buf_ struct buf held = BUF_INIT(0);
     const struct config *config = node->d->config;
+    if (node->registering)
+        return;
+    if (sandboxes_list_held(node->d->sandboxes, &held) < 0) {
+        log_fail(&node->d->log, "no_memory", "for=registration");
+        return; /* tried again at the next heartbeat */
+    }
     snprintf(lease, sizeof(lease), "%" PRId64, config->daemon_lease);
     snprintf(sandboxes, sizeof(sandboxes), "%" PRId64, config->node_max_sandboxes);
     const struct dbq_param params[] = {{.value = node->number},    {.value = lease},
                                        {.value = PADDOCK_VERSION}, {.value = sandboxes},
-                                       {.value = node->templates}, {.value = node->facts}};
-    if (!node->registering)
-        node->registering = node_send(node, STMT_NODE_REGISTER, params, registration_done);
+                                       {.value = node->templates}, {.value = node->facts},
+                                       {.value = buf_cstr(&held)}};
+    node->registering = node_send(node, STMT_NODE_REGISTER, params, registration_done);
 }
 
 static void heartbeat_done(const PGresult *res, const struct error *err, void *arg)

@@ -1,7 +1,7 @@
 /*
- * This host's row: registers at start (a new epoch; what a former daemon left is ended in the
- * same step), renews the heartbeat, listens for work, and stops the daemon when another one took
- * the node over.
+ * This host's row: registers at start (a new epoch; what a former daemon left and the keeper does
+ * not hold any more is ended in the same step), renews the heartbeat, listens for work, and stops
+ * the daemon when another one took the node over.
  */
 #ifndef PADDOCK_DAEMON_NODE_H
 #define PADDOCK_DAEMON_NODE_H

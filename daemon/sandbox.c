@@ -9,6 +9,7 @@
  *   READY         executions run
  *   STOPPING      the guest is being ended
  *   ENDING        there is no guest (any more); the row is being ended
+ *   HELD, ADOPTING, RESYNCING: sandbox_takeover.c
  *
  * Must stay true: the object lives until its row is committed as ended (or known to be another
  * daemon's); the row leads: a stop is committed there before the guest is ended for it. Every
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -53,6 +55,9 @@ static const char *phase_name(enum sandbox_phase phase)
         [PHASE_READY] = "ready",
         [PHASE_STOPPING] = "stopping",
         [PHASE_ENDING] = "ending",
+        [PHASE_HELD] = "held",
+        [PHASE_ADOPTING] = "adopting",
+        [PHASE_RESYNCING] = "resyncing",
     };
 
     return names[phase];
@@ -68,14 +73,18 @@ static bool may_become(enum sandbox_phase from, enum sandbox_phase to)
         [PHASE_READY] = 1u << PHASE_STOPPING | 1u << PHASE_ENDING,
         [PHASE_STOPPING] = 1u << PHASE_ENDING,
         [PHASE_ENDING] = 0,
+        [PHASE_HELD] = 1u << PHASE_ADOPTING | 1u << PHASE_ENDING,
+        [PHASE_ADOPTING] = 1u << PHASE_RESYNCING | 1u << PHASE_ENDING,
+        [PHASE_RESYNCING] = 1u << PHASE_READY | 1u << PHASE_STOPPING | 1u << PHASE_ENDING,
     };
 
     return allowed[from] & 1u << to;
 }
 
-/* The one place where the phase changes. False: not from here. */
-static bool advance(struct sandbox *s, enum sandbox_phase to, const char *reason)
+bool sandbox_advance(struct sandbox *s, enum sandbox_phase to, const char *reason)
 {
+    bool was_taken_over = sandbox_is_taken_over(s);
+
     if (!may_become(s->phase, to))
         return false;
     log_info(&s->all->d->log, "sandbox_phase", "id=%s from=%s to=%s reason=%s ms=%lld", s->id,
@@ -83,15 +92,18 @@ static bool advance(struct sandbox *s, enum sandbox_phase to, const char *reason
              (long long)(clock_mono_ms() - s->born_ms));
     s->phase = to;
     s->retry_ms = 0;
+    if (was_taken_over && (to == PHASE_STOPPING || to == PHASE_ENDING))
+        sandboxes_release_waiting(s->all, s, false);
     return true;
 }
 
 bool sandbox_is_live(const struct sandbox *s)
 {
-    return s->phase == PHASE_PROVISIONING || s->phase == PHASE_READYING || s->phase == PHASE_READY;
+    return s->phase == PHASE_PROVISIONING || s->phase == PHASE_READYING ||
+           s->phase == PHASE_READY || s->phase == PHASE_RESYNCING;
 }
 
-static void arm(const struct sandbox *s, struct loop_timer *timer, int64_t delay_ms)
+void sandbox_arm(const struct sandbox *s, struct loop_timer *timer, int64_t delay_ms)
 {
     if (loop_timer_arm(timer, delay_ms) < 0)
         log_fail(&s->all->d->log, "no_timer", "id=%s", s->id);
@@ -105,10 +117,10 @@ static int64_t backoff(int64_t *delay_ms)
     return *delay_ms;
 }
 
-static void retry_later(struct sandbox *s, const struct error *err)
+void sandbox_retry_later(struct sandbox *s, const struct error *err)
 {
     log_error_value(&s->all->d->log, LOG_WARN, "sandbox_statement_refused", err);
-    arm(s, s->retry_timer, backoff(&s->retry_ms));
+    sandbox_arm(s, s->retry_timer, backoff(&s->retry_ms));
 }
 
 /* --- the object ---------------------------------------------------------------------------- */
@@ -117,6 +129,8 @@ void sandbox_free(struct sandbox *s)
 {
     dbq_forget(s->all->d->db, s);
     guest_link_free(s->guest);
+    if (s->held_fd >= 0)
+        close(s->held_fd);
     loop_timer_free(s->ttl_timer);
     loop_timer_free(s->idle_timer);
     loop_timer_free(s->retry_timer);
@@ -124,10 +138,12 @@ void sandbox_free(struct sandbox *s)
     loop_defer_free(s->all->d->loop, free, s);
 }
 
-static void sandbox_remove(struct sandbox *s)
+void sandbox_remove(struct sandbox *s)
 {
     struct sandboxes *all = s->all;
 
+    if (sandbox_is_taken_over(s))
+        sandboxes_release_waiting(all, s, false);
     idmap_remove(all->by_id, s->id);
     sandbox_free(s);
     sandboxes_check_empty(all);
@@ -136,7 +152,7 @@ static void sandbox_remove(struct sandbox *s)
 /* Ends the guest; its row is ended when it is gone. */
 void sandbox_stop_guest(struct sandbox *s, const char *reason)
 {
-    if (!advance(s, PHASE_STOPPING, reason))
+    if (!sandbox_advance(s, PHASE_STOPPING, reason))
         return;
     loop_timer_disarm(s->ttl_timer);
     loop_timer_disarm(s->idle_timer);
@@ -144,9 +160,9 @@ void sandbox_stop_guest(struct sandbox *s, const char *reason)
     guest_link_end(s->guest, reason);
 }
 
-static void end_row(struct sandbox *s, const char *reason)
+void sandbox_end_row(struct sandbox *s, const char *reason)
 {
-    if (!advance(s, PHASE_ENDING, reason))
+    if (!sandbox_advance(s, PHASE_ENDING, reason))
         return;
     loop_timer_disarm(s->ttl_timer);
     loop_timer_disarm(s->idle_timer);
@@ -157,9 +173,8 @@ static void end_row(struct sandbox *s, const char *reason)
 
 /* --- the row ------------------------------------------------------------------------------- */
 
-/* Sends a statement whose parameters are id, node, epoch and up to two more. */
-static int send(struct sandbox *s, enum statement stmt, const char *more1, const char *more2,
-                dbq_result_cb cb, struct error *err)
+int sandbox_send(struct sandbox *s, enum statement stmt, const char *more1, const char *more2,
+                 dbq_result_cb cb, struct error *err)
 {
     struct daemon *d = s->all->d;
     const struct dbq_param params[] = {{.value = s->id},
@@ -218,7 +233,9 @@ static void on_guest_ready(void *arg)
 {
     struct sandbox *s = arg;
 
-    if (advance(s, PHASE_READYING, NULL))
+    if (s->phase == PHASE_RESYNCING)
+        sandbox_resynced(s);
+    else if (sandbox_advance(s, PHASE_READYING, NULL))
         send_ready(s);
 }
 
@@ -227,13 +244,19 @@ static void on_guest_ended(void *arg, const char *reason)
     struct sandbox *s = arg;
 
     guest_link_free(steal_ptr(s->guest));
-    end_row(s, reason);
+    sandbox_end_row(s, reason);
 }
 
-static const struct guest_link_handler guest_handler = {
+const struct guest_link_handler sandbox_guest_handler = {
     .on_ready = on_guest_ready,
     .on_ended = on_guest_ended,
 };
+
+void sandbox_arm_ttl(struct sandbox *s, int64_t expires_in_ms)
+{
+    if (expires_in_ms != INT64_MAX)
+        sandbox_arm(s, s->ttl_timer, (expires_in_ms > 0 ? expires_in_ms : 0) + DEADLINE_SLACK_MS);
+}
 
 static int provision(struct sandbox *s, const PGresult *res, struct error *err)
 {
@@ -243,12 +266,12 @@ static int provision(struct sandbox *s, const PGresult *res, struct error *err)
     if (sandbox_row_read(res, 0, all->d->config, &row, err) < 0)
         return -1;
     s->idle_ms = row.idle_ms;
-    s->guest = guest_link_new(all->d, all->rx, &row.start, &row.env, &guest_handler, s, err);
+    s->guest =
+        guest_link_new(all->d, all->rx, &row.start, &row.env, &sandbox_guest_handler, s, err);
     if (!s->guest)
         return -1;
-    advance(s, PHASE_PROVISIONING, NULL);
-    if (row.expires_in_ms != INT64_MAX)
-        arm(s, s->ttl_timer, (row.expires_in_ms > 0 ? row.expires_in_ms : 0) + DEADLINE_SLACK_MS);
+    sandbox_advance(s, PHASE_PROVISIONING, NULL);
+    sandbox_arm_ttl(s, row.expires_in_ms);
     return 0;
 }
 
@@ -264,17 +287,17 @@ static void on_claim(const PGresult *res, const struct error *err, void *arg)
         return;
     }
     if (PQntuples(res) == 0) {
-        advance(s, PHASE_LOOKING, NULL);
+        sandbox_advance(s, PHASE_LOOKING, NULL);
         send_look(s);
         return;
     }
     if (s->all->is_closing) {
-        end_row(s, "daemon_restart");
+        sandbox_end_row(s, "daemon_restart");
         return;
     }
     if (provision(s, res, &provision_err) < 0) {
         log_error_value(&s->all->d->log, LOG_ERROR, "sandbox_not_provisioned", &provision_err);
-        end_row(s, "provision_failed");
+        sandbox_end_row(s, "provision_failed");
         return;
     }
     if (s->look_again)
@@ -285,7 +308,7 @@ static void send_claim(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (send(s, STMT_SANDBOX_CLAIM, NULL, NULL, on_claim, &err) < 0) {
+    if (sandbox_send(s, STMT_SANDBOX_CLAIM, NULL, NULL, on_claim, &err) < 0) {
         log_error_value(&s->all->d->log, LOG_WARN, "sandbox_not_claimed", &err);
         sandbox_remove(s);
     }
@@ -313,7 +336,7 @@ static void looked_unheld(struct sandbox *s, const PGresult *res)
                strcmp(node, node_number_text(s->all->d->node)) != 0) {
         sandbox_remove(s);
     } else {
-        end_row(s, state == SANDBOX_PROVISIONING ? "provision_failed" : "daemon_restart");
+        sandbox_end_row(s, state == SANDBOX_PROVISIONING ? "provision_failed" : "daemon_restart");
     }
 }
 
@@ -357,11 +380,11 @@ static void send_look(struct sandbox *s)
 
 /* --- ready --------------------------------------------------------------------------------- */
 
-static void arm_idle(struct sandbox *s)
+void sandbox_arm_idle(struct sandbox *s)
 {
     if (s->phase == PHASE_READY && s->running == 0 && s->idle_ms != INT64_MAX &&
         guest_link_channel(s->guest))
-        arm(s, s->idle_timer, s->idle_ms);
+        sandbox_arm(s, s->idle_timer, s->idle_ms);
 }
 
 /* Executions that were admitted before the sandbox was ready. */
@@ -391,7 +414,7 @@ static void on_set_ready(const PGresult *res, const struct error *err, void *arg
     if (s->phase != PHASE_READYING)
         return;
     if (!res) {
-        retry_later(s, err);
+        sandbox_retry_later(s, err);
         return;
     }
     if (!may_go_on(s, res))
@@ -400,9 +423,9 @@ static void on_set_ready(const PGresult *res, const struct error *err, void *arg
         sandbox_stop_guest(s, "daemon_restart"); /* the node has a new epoch: not ours any more */
         return;
     }
-    advance(s, PHASE_READY, NULL);
+    sandbox_advance(s, PHASE_READY, NULL);
     answer_row(s, res, state);
-    arm_idle(s);
+    sandbox_arm_idle(s);
     if (dbq_send(s->all->d->db, STMT_SANDBOX_QUEUED_EXECUTIONS, params, on_queued, s, &send_err) <
         0)
         log_error_value(&s->all->d->log, LOG_WARN, "executions_not_read", &send_err);
@@ -412,8 +435,8 @@ static void send_ready(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (send(s, STMT_SANDBOX_SET_READY, NULL, NULL, on_set_ready, &err) < 0)
-        retry_later(s, &err);
+    if (sandbox_send(s, STMT_SANDBOX_SET_READY, NULL, NULL, on_set_ready, &err) < 0)
+        sandbox_retry_later(s, &err);
 }
 
 /* --- stops that this daemon decides -------------------------------------------------------- */
@@ -440,7 +463,7 @@ static void on_stop(const PGresult *res, const struct error *err, void *arg)
     if (!sandbox_is_live(s))
         return;
     if (!res) {
-        retry_later(s, err);
+        sandbox_retry_later(s, err);
         return;
     }
     s->stops_wanted &= ~(unsigned)stop;
@@ -448,10 +471,10 @@ static void on_stop(const PGresult *res, const struct error *err, void *arg)
         return;
     /* Not due by the database's clock, which is the one that counts. */
     if (stop == STOP_TTL)
-        arm(s, s->ttl_timer, backoff(&s->ttl_retry_ms));
+        sandbox_arm(s, s->ttl_timer, backoff(&s->ttl_retry_ms));
     /* Not idle: an execution whose end is not recorded yet, or that was not heard of yet. */
     if (stop == STOP_IDLE)
-        arm_idle(s);
+        sandbox_arm_idle(s);
     send_stop(s);
 }
 
@@ -465,8 +488,8 @@ static void send_stop(struct sandbox *s)
     stop = s->stops_wanted & STOP_EXECUTION ? STOP_EXECUTION
            : s->stops_wanted & STOP_TTL     ? STOP_TTL
                                             : STOP_IDLE;
-    if (send(s, STMT_SANDBOX_STOP, stop_reason(stop), NULL, on_stop, &err) < 0)
-        retry_later(s, &err);
+    if (sandbox_send(s, STMT_SANDBOX_STOP, stop_reason(stop), NULL, on_stop, &err) < 0)
+        sandbox_retry_later(s, &err);
     else
         s->stop_sent = stop;
 }
@@ -500,7 +523,7 @@ static void on_end(const PGresult *res, const struct error *err, void *arg)
     enum sandbox_state state;
 
     if (!res) {
-        retry_later(s, err);
+        sandbox_retry_later(s, err);
         return;
     }
     if (!row_state(res, &state))
@@ -510,6 +533,7 @@ static void on_end(const PGresult *res, const struct error *err, void *arg)
     else
         log_fail(&s->all->d->log, "sandbox_row_not_ours", "id=%s state=%s", s->id,
                  sandbox_state_name(state));
+    sandbox_tell_keeper(s->all->d, KEEPER_FORGET, s->id, "");
     sandbox_remove(s);
 }
 
@@ -517,8 +541,8 @@ static void send_end(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (send(s, STMT_SANDBOX_END, "failed", s->end_reason, on_end, &err) < 0)
-        retry_later(s, &err);
+    if (sandbox_send(s, STMT_SANDBOX_END, "failed", s->end_reason, on_end, &err) < 0)
+        sandbox_retry_later(s, &err);
 }
 
 static void on_retry(void *arg)
@@ -529,6 +553,8 @@ static void on_retry(void *arg)
         send_end(s);
         return;
     }
+    if (s->phase == PHASE_ADOPTING || s->phase == PHASE_RESYNCING)
+        sandbox_takeover_retry(s);
     if (s->phase == PHASE_READYING)
         send_ready(s);
     send_stop(s);
@@ -553,18 +579,21 @@ void sandbox_execution_ended(struct sandbox *s)
     if (s->running == 0)
         return;
     s->running--;
-    arm_idle(s);
+    sandbox_arm_idle(s);
 }
 
-static struct sandbox *sandbox_new(struct sandboxes *all, const char *id)
+struct sandbox *sandbox_new(struct sandboxes *all, const char *id, enum sandbox_phase phase)
 {
     struct loop *loop = all->d->loop;
     struct sandbox *s = calloc(1, sizeof(*s));
 
     if (!s)
         return NULL;
-    *s = (struct sandbox){
-        .all = all, .phase = PHASE_CLAIMING, .born_ms = clock_mono_ms(), .idle_ms = INT64_MAX};
+    *s = (struct sandbox){.all = all,
+                          .phase = phase,
+                          .born_ms = clock_mono_ms(),
+                          .idle_ms = INT64_MAX,
+                          .held_fd = -1};
     memcpy(s->id, id, ID_SIZE);
     s->ttl_timer = loop_timer_new(loop, on_ttl, s);
     s->idle_timer = loop_timer_new(loop, on_idle, s);
@@ -580,12 +609,13 @@ void sandbox_announced(struct sandboxes *all, const char *id)
 {
     struct sandbox *s = idmap_get(all->by_id, id);
 
-    if (s && (s->phase == PHASE_CLAIMING || s->phase == PHASE_LOOKING)) {
+    if (s && (s->phase == PHASE_CLAIMING || s->phase == PHASE_LOOKING || s->phase == PHASE_HELD ||
+              s->phase == PHASE_ADOPTING)) {
         s->look_again = true;
     } else if (s && sandbox_is_live(s)) {
         send_look(s);
     } else if (!s) {
-        s = sandbox_new(all, id);
+        s = sandbox_new(all, id, PHASE_CLAIMING);
         if (s)
             send_claim(s);
         else

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "common/cleanup.h"
+#include "common/db.h"
 #include "daemon/execution.h"
-#include "daemon/keeper_link.h"
 #include "daemon/node.h"
 #include "daemon/sandbox_internal.h"
 
@@ -28,13 +28,18 @@ static struct sandbox *sandbox_of(const struct sandboxes *all, const struct exec
     return idmap_get(all->by_id, execution_sandbox_id(e));
 }
 
-static struct channel *on_execution_claimed(void *arg, struct execution *e, bool *ending)
+static enum execution_place on_execution_claimed(void *arg, struct execution *e,
+                                                 struct channel **channel)
 {
     const struct sandboxes *all = arg;
     struct sandbox *s = sandbox_of(all, e);
 
-    *ending = s != NULL;
-    return s ? sandbox_begin_execution(s) : NULL;
+    if (!s)
+        return PLACE_NONE;
+    if (sandbox_is_taken_over(s))
+        return PLACE_LATER;
+    *channel = sandbox_begin_execution(s);
+    return *channel ? PLACE_READY : PLACE_ENDING;
 }
 
 static void on_execution_ended(void *arg, struct execution *e)
@@ -72,6 +77,51 @@ static const struct execution_handler execution_handler = {
     .on_done = on_execution_done,
 };
 
+/* --- executions of a sandbox that is taken over ---------------------------------------------- */
+
+void sandboxes_adopt_execution(struct sandboxes *all, const struct sandbox *s, const PGresult *res,
+                               int row)
+{
+    const char *id = db_column(res, row, "id");
+    const char *state = db_column(res, row, "state");
+    struct channel_found found;
+    uint8_t uuid[WIRE_UUID_SIZE];
+    struct error err = ERROR_INIT;
+    struct execution *e;
+
+    if (!id || !state || !id_is_valid(id) || idmap_get(all->executions, id))
+        return; /* this daemon claimed it meanwhile */
+    id_to_bytes(id, uuid);
+    /* One that is queued and begun: the database lost the claim in a crash of its own. */
+    if (strcmp(state, "queued") == 0 && !channel_find(guest_link_channel(s->guest), uuid, &found))
+        return;
+    if (idmap_put(all->executions, id, all) < 0) {
+        log_fail(&all->d->log, "no_memory", "id=%s", id);
+        return;
+    }
+    e = execution_adopt(all->d, s->id, res, row, &execution_handler, all, &err);
+    if (e) {
+        idmap_put(all->executions, id, e);
+        return;
+    }
+    log_error_value(&all->d->log, LOG_ERROR, "execution_not_adopted", &err);
+    idmap_remove(all->executions, id);
+}
+
+void sandboxes_release_waiting(struct sandboxes *all, const struct sandbox *s, bool resume)
+{
+    struct execution *e;
+    unsigned cursor = 0;
+
+    while ((e = idmap_next(all->executions, &cursor)))
+        if (execution_is_waiting(e) && strcmp(execution_sandbox_id(e), s->id) == 0) {
+            if (resume)
+                execution_resume(e);
+            else
+                execution_drop(e);
+        }
+}
+
 /* --- work ---------------------------------------------------------------------------------- */
 
 static void work_execution(struct sandboxes *all, const char *id)
@@ -100,7 +150,7 @@ static void work_execution(struct sandboxes *all, const char *id)
 void sandboxes_work(struct sandboxes *all, char kind, const char *id)
 {
     /* What comes while closing is the next daemon's: it stays queued. */
-    if (all->is_closing || !node_is_registered(all->d->node))
+    if (all->is_closing || all->is_leaving || !node_is_registered(all->d->node))
         return;
     if (!id_is_valid(id)) {
         log_warn(&all->d->log, "work_malformed", NULL);
@@ -112,30 +162,141 @@ void sandboxes_work(struct sandboxes *all, char kind, const char *id)
         work_execution(all, id);
 }
 
-/* A guest that nobody here asked for. */
-static void end_stray(struct daemon *d, const char *id)
+/* A guest that nobody here asked for, or an end that nobody waits for. */
+static void on_stray_report(struct daemon *d, const struct keeper_report *report)
 {
-    struct keeper_request request = {.op = KEEPER_END};
-    struct error err = ERROR_INIT;
+    log_warn(&d->log, "report_unexpected", "id=%s event=%u", report->id, (unsigned)report->event);
+    if (report->event == KEEPER_STARTED || report->event == KEEPER_HELD)
+        sandbox_tell_keeper(d, KEEPER_END, report->id, "daemon_restart");
+    else if (report->event == KEEPER_ENDED && !idmap_get(d->sandboxes->by_id, report->id))
+        sandbox_tell_keeper(d, KEEPER_FORGET, report->id, "");
+}
 
-    memcpy(request.id, id, ID_SIZE);
-    if (keeper_link_send(d->keeper, &request, &err) < 0)
-        log_error_value(&d->log, LOG_WARN, "keeper_not_asked", &err);
+/* --- what the keeper holds ------------------------------------------------------------------- */
+
+static void on_listed(struct sandboxes *all, const struct keeper_report *report)
+{
+    struct sandbox *s = idmap_get(all->by_id, report->id);
+    struct keeper_report stray = *report;
+
+    stray.event = KEEPER_HELD;
+    if (s)
+        s->listed = true;
+    else if (!report->ending)
+        on_stray_report(all->d, &stray);
+}
+
+/* What main believes to be there and is not: the keeper would have told its end before this. */
+static void on_list_end(struct sandboxes *all)
+{
+    struct keeper_report gone = {.event = KEEPER_ENDED, .exit_status = -1, .text = "not listed"};
+    struct sandbox *s;
+    unsigned cursor = 0;
+
+    all->is_listing = false;
+    while ((s = idmap_next(all->by_id, &cursor))) {
+        if (s->listed || !s->guest || !guest_link_is_started(s->guest))
+            continue;
+        log_fail(&all->d->log, "guest_missing", "id=%s", s->id);
+        memcpy(gone.id, s->id, ID_SIZE);
+        guest_link_report(s->guest, &gone, -1);
+    }
+}
+
+void sandboxes_reconcile_guests(struct sandboxes *all)
+{
+    struct sandbox *s;
+    unsigned cursor = 0;
+    char any[ID_SIZE];
+
+    if (all->is_listing || all->is_closing || all->is_leaving)
+        return;
+    while ((s = idmap_next(all->by_id, &cursor))) {
+        s->listed = false;
+        sandbox_kill_strays(s);
+    }
+    all->is_listing = true;
+    id_new(any);
+    sandbox_tell_keeper(all->d, KEEPER_LIST, any, "");
 }
 
 void sandboxes_keeper_report(struct daemon *d, const struct keeper_report *report, int fd)
 {
-    struct sandbox *s = idmap_get(d->sandboxes->by_id, report->id);
+    struct sandboxes *all = d->sandboxes;
+    struct sandbox *s;
 
+    switch (report->event) {
+    case KEEPER_ATTACHED:
+        if (all->on_attached)
+            steal_ptr(all->on_attached)(d);
+        return;
+    case KEEPER_LISTED:
+        on_listed(all, report);
+        return;
+    case KEEPER_LIST_END:
+        on_list_end(all);
+        return;
+    default:
+        break;
+    }
+    s = idmap_get(all->by_id, report->id);
     if (s && s->guest) {
         guest_link_report(s->guest, report, fd);
         return;
     }
+    if (sandbox_take_report(all, report, fd))
+        return;
     if (fd >= 0)
         close(fd);
-    log_warn(&d->log, "report_unexpected", "id=%s event=%u", report->id, (unsigned)report->event);
-    if (report->event == KEEPER_STARTED)
-        end_stray(d, report->id);
+    on_stray_report(d, report);
+}
+
+/* --- the start ------------------------------------------------------------------------------- */
+
+void sandboxes_when_attached(struct sandboxes *all, void (*on_attached)(struct daemon *d))
+{
+    all->on_attached = on_attached;
+}
+
+int sandboxes_list_held(const struct sandboxes *all, struct buf *out)
+{
+    const struct sandbox *s;
+    unsigned cursor = 0;
+    const char *separator = "{";
+
+    while ((s = idmap_next(all->by_id, &cursor)))
+        if (s->phase == PHASE_HELD) {
+            buf_append_str(out, separator);
+            buf_append_str(out, s->id);
+            separator = ",";
+        }
+    buf_append_str(out, separator[0] == '{' ? "{}" : "}");
+    return out->overflowed ? -1 : 0;
+}
+
+void sandboxes_adopt_held(struct sandboxes *all)
+{
+    struct sandbox *s;
+    unsigned cursor = 0;
+
+    while ((s = idmap_next(all->by_id, &cursor)))
+        sandbox_adopt(s);
+}
+
+/* A row that this node claimed: should nobody here know of it, it is looked into. */
+void sandboxes_claimed(struct sandboxes *all, char kind, const char *id, const char *sandbox_id)
+{
+    const struct sandbox *s = idmap_get(all->by_id, sandbox_id);
+
+    if (all->is_closing || all->is_leaving)
+        return;
+    if (kind == 's' && !s) {
+        log_warn(&all->d->log, "row_without_guest", "id=%s", id);
+        sandbox_announced(all, id);
+    } else if (kind == 'e' && s && s->phase == PHASE_READY && !idmap_get(all->executions, id)) {
+        log_warn(&all->d->log, "row_without_stream", "id=%s sandbox=%s", id, sandbox_id);
+        work_execution(all, id);
+    }
 }
 
 /* --- all ----------------------------------------------------------------------------------- */
@@ -194,6 +355,29 @@ void sandboxes_free(struct sandboxes *all)
     free(all);
 }
 
+void sandboxes_take_no_work(struct sandboxes *all)
+{
+    all->is_leaving = true;
+}
+
+bool sandboxes_are_settled(const struct sandboxes *all)
+{
+    const struct execution *e;
+    const struct sandbox *s;
+    unsigned cursor = 0;
+
+    while ((s = idmap_next(all->by_id, &cursor)))
+        if (s->phase == PHASE_CLAIMING || s->phase == PHASE_LOOKING ||
+            s->phase == PHASE_PROVISIONING || s->phase == PHASE_READYING ||
+            s->phase == PHASE_ENDING)
+            return false;
+    cursor = 0;
+    while ((e = idmap_next(all->executions, &cursor)))
+        if (execution_is_unsettled(e))
+            return false;
+    return true;
+}
+
 void sandboxes_shutdown(struct sandboxes *all, void (*on_empty)(struct daemon *d))
 {
     struct sandbox *s;
@@ -201,9 +385,12 @@ void sandboxes_shutdown(struct sandboxes *all, void (*on_empty)(struct daemon *d
 
     all->is_closing = true;
     all->on_empty = on_empty;
-    while ((s = idmap_next(all->by_id, &cursor)))
+    while ((s = idmap_next(all->by_id, &cursor))) {
         if (sandbox_is_live(s))
             sandbox_stop_guest(s, "daemon_restart");
+        else if (sandbox_is_taken_over(s))
+            sandbox_takeover_stop(s);
+    }
     sandboxes_check_empty(all);
 }
 

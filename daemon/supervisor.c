@@ -1,23 +1,25 @@
 /*
- * The supervisor (root) owns nothing but two children, the socket between them
- * until they have it, and the lock on the state folder. Both children die with
- * it (PR_SET_PDEATHSIG), the keeper's death is every guest's, and main's death
- * makes the keeper end every guest; so after any crash the host is empty, and
- * both are started again, with backoff. It reads nothing that a guest wrote: the
- * smoke guest is driven by a child without privileges.
+ * The supervisor (root) owns nothing but children, the sockets between them
+ * until they have them, and the lock on the state folder. All of them die with
+ * it (PR_SET_PDEATHSIG). The keeper's death is every guest's: then main is
+ * ended, too, and both are started again. Main's death is nobody's else: it
+ * alone is started again, with backoff, and takes the guests over. On SIGHUP a
+ * new main is loaded beside the old one, from the program's file as it is then;
+ * only when that has worked the old one is told to leave. The supervisor reads
+ * nothing that a guest wrote: the smoke guest is driven by a child without
+ * privileges.
  */
 #include "daemon/supervisor.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <jansson.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -32,13 +34,17 @@
 #include "daemon/keeper/keeper.h"
 #include "daemon/keeper/preflight.h"
 #include "daemon/keeper/smoke.h"
+#include "daemon/main_process.h"
+#include "daemon/main_slot.h"
+#include "daemon/notify.h"
 #include "daemon/run.h"
 
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 5000
 #define HEALTHY_MS 60000
 #define MAIN_GRACE_MS 2000    /* for main to end after the keeper died */
-#define KEEPER_GRACE_MS 15000 /* for the keeper to end its guests after main died */
+#define MAIN_LEAVE_MS 20000   /* for it to settle, and to hand over who waits */
+#define KEEPER_GRACE_MS 15000 /* for the keeper to end its guests */
 #define START_TRIES 5
 #define SMOKE_EXIT_FAILED 1
 #define SMOKE_EXIT_UNDECIDED 2
@@ -46,6 +52,9 @@
 /* The kernel kills a keeper's guests before the keeper is gone: 3 s were measured for eight busy
  * ones on a loaded machine. */
 #define LOCK_DYING_MS 30000
+/* Woken later than this, the supervisor itself was stopped, and nobody else is to blame. */
+#define LATE_MS 1000
+#define WAIT_MAX_MS 60000
 
 struct child {
     pid_t pid; /* 0: not running */
@@ -54,16 +63,25 @@ struct child {
 
 struct supervisor {
     const struct config *config;
+    const struct supervisor_options *options;
     const struct log *log;
     struct preflight found;
     struct keeper_setup setup;
-    sigset_t waited; /* blocked here; sigtimedwait takes them */
+    struct notify notify;
+    int signal_fd;
     int lock_fd;
-    int main_sock; /* main's end, until main has it; -1 */
+    int control; /* to the keeper, whose end is its; -1 */
     struct child keeper;
-    struct child main;
     struct child smoke;
+    struct main_slot main;  /* the one that works, or shall */
+    struct main_slot other; /* the next one, being loaded; or the former one, on its way out */
+    bool is_loading_other;
     unsigned stop_requests;
+    bool reload_requested;
+    bool told_ready;
+    int64_t main_began_ms;
+    int64_t backoff_ms;
+    int64_t restart_ms; /* when a dead main is started again */
 };
 
 /* --- lock ------------------------------------------------------------------------------------- */
@@ -111,73 +129,115 @@ static int lock_state(const struct config *config, int64_t wait_ms, struct error
 static int take_signals(struct supervisor *sup, struct error *err)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
+    sigset_t taken;
 
-    (void)sigemptyset(&sup->waited);
+    (void)sigemptyset(&taken);
     for (unsigned i = 0; i < ARRAY_LEN(signals); i++)
-        (void)sigaddset(&sup->waited, signals[i]);
-    if (sigprocmask(SIG_BLOCK, &sup->waited, NULL) < 0)
-        return error_set_errno(err, "cannot block signals");
+        (void)sigaddset(&taken, signals[i]);
+    if (sigprocmask(SIG_BLOCK, &taken, NULL) < 0 ||
+        (sup->signal_fd = signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
+        return error_set_errno(err, "cannot take signals");
     return 0;
-}
-
-static void give_signals_back(const struct supervisor *sup)
-{
-    (void)sigprocmask(SIG_UNBLOCK, &sup->waited, NULL);
 }
 
 static void reap(struct supervisor *sup)
 {
-    struct child *const children[] = {&sup->keeper, &sup->main, &sup->smoke};
     int status;
     pid_t pid;
 
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
-        for (unsigned i = 0; i < ARRAY_LEN(children); i++)
-            if (children[i]->pid == pid)
-                *children[i] = (struct child){.status = status};
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == sup->keeper.pid)
+            sup->keeper = (struct child){.status = status};
+        else if (pid == sup->smoke.pid)
+            sup->smoke = (struct child){.status = status};
+        else if (pid == sup->main.pid)
+            main_slot_ended(&sup->main, status);
+        else if (pid == sup->other.pid)
+            main_slot_ended(&sup->other, status);
+    }
 }
 
-/* Waits for a signal until deadline_ms (INT64_MAX: for ever) and takes what it tells. False when
- * time is up. */
+static void read_signals(struct supervisor *sup)
+{
+    struct signalfd_siginfo info;
+
+    while (read(sup->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        if (info.ssi_signo == SIGCHLD)
+            continue; /* SIGCHLDs merge: every child is asked for below */
+        if (info.ssi_signo == SIGHUP) {
+            sup->reload_requested = true;
+            continue;
+        }
+        sup->stop_requests++;
+        log_info(sup->log, "stop_requested", "signal=%u", (unsigned)info.ssi_signo);
+        notify_send(&sup->notify, "STOPPING=1");
+    }
+}
+
+static int64_t earlier(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Both mains get the time back in which nobody could hear them. */
+static void forgive(struct supervisor *sup, int64_t late_ms)
+{
+    struct main_slot *const slots[] = {&sup->main, &sup->other};
+
+    if (late_ms < LATE_MS)
+        return;
+    for (unsigned i = 0; i < ARRAY_LEN(slots); i++)
+        if (slots[i]->due_ms != INT64_MAX)
+            slots[i]->due_ms += late_ms;
+}
+
+/* Waits until something happens or deadline_ms, and takes what happened. False when time is up. */
 static bool wait_event(struct supervisor *sup, int64_t deadline_ms)
 {
-    int64_t left = deadline_ms == INT64_MAX ? 60000 : deadline_ms - clock_mono_ms();
-    struct timespec limit;
-    int sig;
+    struct pollfd fds[3] = {{.fd = sup->signal_fd, .events = POLLIN},
+                            {.fd = sup->main.link, .events = POLLIN},
+                            {.fd = sup->other.link, .events = POLLIN}};
+    int64_t silence_ms = sup->config->daemon_watchdog;
+    int64_t now_ms = clock_mono_ms();
+    int64_t until_ms = earlier(deadline_ms, now_ms + WAIT_MAX_MS);
 
-    if (left < 0)
-        left = 0;
-    if (left > 60000)
-        left = 60000;
-    limit = (struct timespec){.tv_sec = left / 1000, .tv_nsec = left % 1000 * 1000000};
-    sig = sigtimedwait(&sup->waited, NULL, &limit);
+    until_ms = earlier(until_ms, earlier(sup->main.due_ms, sup->other.due_ms));
+    if (until_ms < now_ms)
+        until_ms = now_ms;
+    (void)poll(fds, 3, (int)(until_ms - now_ms));
+    now_ms = clock_mono_ms();
+    forgive(sup, now_ms - until_ms);
+    read_signals(sup);
+    main_slot_read(&sup->main, silence_ms, sup->log);
+    main_slot_read(&sup->other, silence_ms, sup->log);
     reap(sup);
-    if (sig > 0 && sig != SIGCHLD) {
-        sup->stop_requests++;
-        log_info(sup->log, "stop_requested", "signal=%d", sig);
+    main_slot_check(&sup->main, now_ms, sup->log);
+    main_slot_check(&sup->other, now_ms, sup->log);
+    if (sup->main.has_beaten) {
+        sup->main.has_beaten = false;
+        notify_send(&sup->notify, "WATCHDOG=1");
     }
-    return clock_mono_ms() < deadline_ms;
+    return now_ms < deadline_ms;
 }
 
-static void send_signal(const struct child *child, int sig)
+static void send_signal(pid_t pid, int sig)
 {
-    if (child->pid > 0)
-        (void)kill(child->pid, sig);
+    if (pid > 0)
+        (void)kill(pid, sig);
 }
 
-/* Waits until the child is gone; after grace_ms, or at a second request to stop, it is killed. */
-static void end_child(struct supervisor *sup, struct child *child, int64_t grace_ms)
+/* Waits until the process is gone; after grace_ms, or at a second request to stop, it is killed. */
+static void end_process(struct supervisor *sup, const pid_t *pid, int64_t grace_ms)
 {
     int64_t deadline = clock_mono_ms() + grace_ms;
 
-    while (child->pid > 0)
+    while (*pid > 0)
         if (!wait_event(sup, deadline) || sup->stop_requests > 1) {
-            send_signal(child, SIGKILL);
+            send_signal(*pid, SIGKILL);
             deadline = INT64_MAX;
         }
 }
 
-/* Exit code, or 128 + signal. */
 static int child_code(const struct child *child)
 {
     if (WIFEXITED(child->status))
@@ -185,79 +245,18 @@ static int child_code(const struct child *child)
     return 128 + (WIFSIGNALED(child->status) ? WTERMSIG(child->status) : 0);
 }
 
-static void close_main_sock(struct supervisor *sup)
+/* --- the keeper ---------------------------------------------------------------------------------
+ */
+
+static void close_control(struct supervisor *sup)
 {
-    if (sup->main_sock >= 0)
-        close(sup->main_sock);
-    sup->main_sock = -1;
+    if (sup->control >= 0)
+        close(sup->control);
+    sup->control = -1;
 }
-
-/* --- children without privileges -------------------------------------------------------------- */
-
-/* For good: no way back to root, nothing to gain by exec, no core or ptrace by others. */
-static int drop_privileges(const struct supervisor *sup, pid_t parent, struct error *err)
-{
-    if (initgroups(sup->config->daemon_user, sup->found.gid) < 0 ||
-        setresgid(sup->found.gid, sup->found.gid, sup->found.gid) < 0 ||
-        setresuid(sup->found.uid, sup->found.uid, sup->found.uid) < 0)
-        return error_set_errno(err, "cannot become user %s", sup->config->daemon_user);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-        return error_set_errno(err, "cannot give up privileges");
-    if (setresuid(0, 0, 0) == 0)
-        return error_set(err, ERR_SYSTEM, "root could be had again");
-    /* After the change of user, which clears it. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
-        return error_set_errno(err, "cannot tie this process to its supervisor");
-    if (getppid() != parent)
-        return error_set(err, ERR_SYSTEM, "the supervisor is gone");
-    return 0;
-}
-
-/* What a child of the supervisor does first. Keeps its own end of the socket open. */
-static int become_child(struct supervisor *sup, pid_t parent, struct error *err)
-{
-    int null_fd;
-
-    if (sup->lock_fd >= 0)
-        close(sup->lock_fd);
-    sup->lock_fd = -1;
-    give_signals_back(sup);
-    null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null_fd < 0 || dup2(null_fd, 0) < 0 || chdir("/") < 0)
-        return error_set_errno(err, "cannot set up a process");
-    close(null_fd);
-    (void)umask(027);
-    return drop_privileges(sup, parent, err);
-}
-
-static _Noreturn void main_process(struct supervisor *sup, pid_t parent)
-{
-    struct error err = ERROR_INIT;
-    int code = SUPERVISOR_EXIT_FATAL;
-
-    (void)prctl(PR_SET_NAME, "paddockd-main"); /* for ps; nothing depends on it */
-    if (become_child(sup, parent, &err) == 0)
-        code = daemon_run(sup->config, steal_fd(&sup->main_sock), sup->found.facts_json, &err);
-    if (error_is_set(&err))
-        log_error_value(sup->log, LOG_ERROR, "main_failed", &err);
-    _exit(code);
-}
-
-static _Noreturn void smoke_process(struct supervisor *sup, pid_t parent, int report_fd)
-{
-    struct error err = ERROR_INIT;
-
-    if (become_child(sup, parent, &err) == 0 && smoke_run(sup->config, sup->main_sock, &err) == 0)
-        _exit(0);
-    (void)!write(report_fd, err.detail, strlen(err.detail));
-    _exit(err.code == ERR_PREFLIGHT ? SMOKE_EXIT_FAILED : SMOKE_EXIT_UNDECIDED);
-}
-
-/* --- starting --------------------------------------------------------------------------------- */
 
 static int start_keeper(struct supervisor *sup, struct error *err)
 {
-    _cleanup_close_ int keeper_end = -1;
     int fds[2];
     pid_t pid;
 
@@ -265,27 +264,58 @@ static int start_keeper(struct supervisor *sup, struct error *err)
         return -1;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) < 0)
         return error_set_errno(err, "cannot make a socket pair");
-    sup->main_sock = fds[0];
-    keeper_end = fds[1];
-    pid = keeper_spawn(&sup->setup, keeper_end, sup->lock_fd, err);
+    sup->control = fds[0];
+    pid = keeper_spawn(&sup->setup, fds[1], sup->lock_fd, err);
+    close(fds[1]);
     if (pid < 0)
         return -1;
     sup->keeper.pid = pid;
     return 0;
 }
 
-static int start_main(struct supervisor *sup, struct error *err)
+static void end_keeper(struct supervisor *sup)
 {
-    pid_t parent = getpid();
-    pid_t pid = fork();
+    close_control(sup);
+    end_process(sup, &sup->keeper.pid, KEEPER_GRACE_MS);
+}
 
-    if (pid < 0)
-        return error_set_errno(err, "cannot start the main process");
-    if (pid == 0)
-        main_process(sup, parent);
-    sup->main.pid = pid;
-    close_main_sock(sup);
-    return 0;
+/* A fresh socket to the keeper, which takes whoever has it for main. Returns -1 without one. */
+static int connect_keeper(const struct supervisor *sup, struct error *err)
+{
+    _cleanup_close_ int ours = -1;
+    int fds[2];
+    int result;
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) < 0)
+        return error_set_errno(err, "cannot make a socket pair");
+    ours = fds[0];
+    result = keeper_give_main(sup->control, fds[1], err);
+    close(fds[1]);
+    return result < 0 ? -1 : steal_fd(&ours);
+}
+
+/* --- the smoke guest ----------------------------------------------------------------------------
+ */
+
+static _Noreturn void smoke_process(struct supervisor *sup, pid_t parent, int keeper_sock,
+                                    int report_fd)
+{
+    struct error err = ERROR_INIT;
+    sigset_t none;
+    int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    if (sup->lock_fd >= 0)
+        close(sup->lock_fd);
+    close_control(sup);
+    if (null_fd < 0 || dup2(null_fd, 0) < 0 || chdir("/") < 0 || getppid() != parent)
+        (void)error_set_errno(&err, "cannot set up a process");
+    else if (main_process_drop(sup->config, &sup->found, &err) == 0 &&
+             smoke_run(sup->config, keeper_sock, &err) == 0)
+        _exit(0);
+    (void)!write(report_fd, err.detail, strlen(err.detail));
+    _exit(err.code == ERR_PREFLIGHT ? SMOKE_EXIT_FAILED : SMOKE_EXIT_UNDECIDED);
 }
 
 static int smoke_result(struct supervisor *sup, int report_fd, struct error *err)
@@ -297,8 +327,8 @@ static int smoke_result(struct supervisor *sup, int report_fd, struct error *err
     while (sup->smoke.pid > 0) {
         (void)wait_event(sup, INT64_MAX);
         if (sup->stop_requests > 0) {
-            send_signal(&sup->smoke, SIGKILL);
-            end_child(sup, &sup->smoke, 0);
+            send_signal(sup->smoke.pid, SIGKILL);
+            end_process(sup, &sup->smoke.pid, 0);
             return error_set(err, ERR_PREFLIGHT, "stopped while the smoke guest ran");
         }
     }
@@ -314,12 +344,15 @@ static int smoke_result(struct supervisor *sup, int report_fd, struct error *err
 
 static int run_smoke(struct supervisor *sup, struct error *err)
 {
+    _cleanup_close_ int keeper_sock = connect_keeper(sup, err);
     int64_t began = clock_mono_ms();
     pid_t parent = getpid();
     int fds[2];
     pid_t pid;
     int result;
 
+    if (keeper_sock < 0)
+        return -1;
     if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
         return error_set_errno(err, "cannot make a pipe");
     pid = fork();
@@ -329,7 +362,7 @@ static int run_smoke(struct supervisor *sup, struct error *err)
         return error_set_errno(err, "cannot start a process");
     }
     if (pid == 0)
-        smoke_process(sup, parent, fds[1]);
+        smoke_process(sup, parent, keeper_sock, fds[1]);
     close(fds[1]);
     sup->smoke.pid = pid;
     result = smoke_result(sup, fds[0], err);
@@ -339,64 +372,192 @@ static int run_smoke(struct supervisor *sup, struct error *err)
     return result;
 }
 
-/* Ends both in the order in which guests are sure to be gone. */
-static void end_all(struct supervisor *sup, int64_t main_grace_ms)
-{
-    close_main_sock(sup);
-    send_signal(&sup->main, SIGTERM);
-    end_child(sup, &sup->main, main_grace_ms);
-    end_child(sup, &sup->keeper, KEEPER_GRACE_MS); /* it saw main's end of the socket close */
-}
-
-static int start_both(struct supervisor *sup, bool smoke, struct error *err)
-{
-    if (start_keeper(sup, err) == 0 && (!smoke || run_smoke(sup, err) == 0) &&
-        start_main(sup, err) == 0)
-        return 0;
-    end_all(sup, 0);
-    return -1;
-}
-
-/* --- running ---------------------------------------------------------------------------------- */
-
-/* Until one of the two ends or a stop was asked for and done. True: start again. *code otherwise.
+/* --- main ---------------------------------------------------------------------------------------
  */
+
+static int load(struct supervisor *sup, struct main_slot *slot, struct error *err)
+{
+    return main_slot_start(slot, sup->options->program, sup->options->config_path,
+                           sup->config->daemon_watchdog, err);
+}
+
+/* The keeper's socket, for a main that is loaded and whose predecessor touches nothing any more. */
+static void give_keeper(struct supervisor *sup)
+{
+    struct error err = ERROR_INIT;
+    _cleanup_close_ int sock = -1;
+
+    if (sup->main.state != MAIN_IDLE || sup->other.state == MAIN_LEAVING)
+        return;
+    sock = connect_keeper(sup, &err);
+    if (sock >= 0 && main_slot_give(&sup->main, sock, sup->found.facts_json,
+                                    sup->config->daemon_watchdog, &err) == 0) {
+        log_info(sup->log, "main_started", "pid=%d keeper=%d", (int)sup->main.pid,
+                 (int)sup->keeper.pid);
+        return;
+    }
+    log_error_value(sup->log, LOG_ERROR, "main_not_started", &err);
+    main_slot_signal(&sup->main, SIGKILL);
+    sup->main.state = MAIN_GOING;
+}
+
+static void tell_ready(struct supervisor *sup)
+{
+    if (!sup->main.is_ready || sup->told_ready)
+        return;
+    sup->told_ready = true;
+    notify_send(&sup->notify, "READY=1");
+}
+
+/* SIGHUP: a new main beside the one that works. Whatever is wrong with it costs nothing. */
+static void begin_reload(struct supervisor *sup)
+{
+    struct error err = ERROR_INIT;
+
+    if (!sup->reload_requested || sup->other.pid > 0 || sup->stop_requests > 0)
+        return;
+    if (sup->main.pid > 0 && sup->main.state != MAIN_WORKING)
+        return; /* soon */
+    sup->reload_requested = false;
+    if (sup->main.pid == 0)
+        return; /* the restart that waits does the same */
+    log_info(sup->log, "reload", "program=%s", sup->options->program);
+    if (load(sup, &sup->other, &err) < 0)
+        log_error_value(sup->log, LOG_ERROR, "reload_failed", &err);
+    else
+        sup->is_loading_other = true;
+}
+
+static void go_on_with_reload(struct supervisor *sup)
+{
+    struct main_slot former;
+
+    if (!sup->is_loading_other || sup->stop_requests > 0)
+        return;
+    if (sup->other.pid == 0) {
+        log_fail(sup->log, "reload_failed", "code=%d note=the former main goes on",
+                 main_slot_code(&sup->other));
+        sup->is_loading_other = false;
+        return;
+    }
+    if (sup->other.state != MAIN_IDLE)
+        return;
+    sup->is_loading_other = false;
+    former = sup->main;
+    sup->main = sup->other;
+    sup->other = former;
+    sup->main_began_ms = clock_mono_ms();
+    sup->told_ready = false;
+    notify_send(&sup->notify, "RELOADING=1");
+    if (sup->other.pid > 0)
+        main_slot_leave(&sup->other, MAIN_LEAVE_MS);
+}
+
+static void end_mains(struct supervisor *sup, int64_t grace_ms)
+{
+    if (sup->other.pid > 0) {
+        main_slot_signal(&sup->other, SIGKILL);
+        end_process(sup, &sup->other.pid, 0);
+    }
+    sup->is_loading_other = false;
+    /* One that has not begun has nothing to bring to an end. */
+    main_slot_signal(&sup->main, sup->main.state == MAIN_WORKING ? SIGTERM : SIGKILL);
+    end_process(sup, &sup->main.pid, grace_ms);
+}
+
+/* --- running ------------------------------------------------------------------------------------
+ */
+
+static void plan_restart(struct supervisor *sup)
+{
+    int64_t now_ms = clock_mono_ms();
+
+    if (now_ms - sup->main_began_ms >= HEALTHY_MS)
+        sup->backoff_ms = BACKOFF_MIN_MS;
+    sup->restart_ms = now_ms + sup->backoff_ms;
+    log_warn(sup->log, "restart", "in_ms=%lld", (long long)sup->backoff_ms);
+    sup->backoff_ms = earlier(sup->backoff_ms * 2, BACKOFF_MAX_MS);
+}
+
+/* Main is dead. False: not to be started again; *code says how paddockd ends. */
+static bool main_died(struct supervisor *sup, int *code)
+{
+    *code = main_slot_code(&sup->main);
+    if (*code != DAEMON_EXIT_DRAINED)
+        log_fail(sup->log, "main_died", "code=%d", *code);
+    if (*code > 128 || *code == DAEMON_EXIT_LEFT)
+        *code = DAEMON_EXIT_LOST; /* killed: by a second request to stop, if one came */
+    if (sup->stop_requests > 0 || *code == DAEMON_EXIT_CONFIG || *code == DAEMON_EXIT_DRAINED)
+        return false;
+    plan_restart(sup);
+    return true;
+}
+
+static void start_due_main(struct supervisor *sup)
+{
+    struct error err = ERROR_INIT;
+
+    if (sup->main.pid > 0 || clock_mono_ms() < sup->restart_ms)
+        return;
+    /* The former one may still hand over who waits; it does not need this one's place. */
+    sup->main_began_ms = clock_mono_ms();
+    if (load(sup, &sup->main, &err) == 0)
+        return;
+    log_error_value(sup->log, LOG_ERROR, "main_not_started", &err);
+    plan_restart(sup);
+}
+
+/* While the keeper lives. True: it died, start anew; else *code says how paddockd ends. */
 static bool watch(struct supervisor *sup, int *code)
 {
     unsigned told = 0;
-    bool lost;
+    bool had_main = sup->main.pid > 0;
 
-    while (sup->keeper.pid > 0 && sup->main.pid > 0) {
-        (void)wait_event(sup, INT64_MAX);
+    while (sup->keeper.pid > 0) {
+        (void)wait_event(sup, sup->main.pid > 0 ? INT64_MAX : sup->restart_ms);
+        if (sup->keeper.pid == 0)
+            break;
+        if (sup->stop_requests > told && sup->main.state != MAIN_WORKING) {
+            end_mains(sup, 0);
+            *code = DAEMON_EXIT_LOST;
+            return false;
+        }
         if (sup->stop_requests > told) {
             told = sup->stop_requests;
-            send_signal(&sup->main, told > 1 ? SIGKILL : SIGTERM);
+            main_slot_signal(&sup->main, told > 1 ? SIGKILL : SIGTERM);
         }
+        if (had_main && sup->main.pid == 0 && !main_died(sup, code))
+            return false;
+        go_on_with_reload(sup);
+        begin_reload(sup);
+        start_due_main(sup);
+        give_keeper(sup);
+        tell_ready(sup);
+        had_main = sup->main.pid > 0;
     }
-    lost = sup->main.pid > 0; /* the keeper went first, and every guest with it */
-    /* A keeper that saw main end exits with 0, maybe before this process looked. */
-    if (sup->keeper.pid == 0 && (lost || child_code(&sup->keeper) != 0))
-        log_fail(sup->log, "keeper_died", "code=%d", child_code(&sup->keeper));
-    end_all(sup, lost ? MAIN_GRACE_MS : 0);
-    *code = child_code(&sup->main);
-    if (*code != DAEMON_EXIT_DRAINED)
-        log_fail(sup->log, "main_died", "code=%d", *code);
-    if (*code > 128)
-        *code = DAEMON_EXIT_LOST; /* killed: by a second request to stop, if one came */
-    if (sup->stop_requests > 0 || *code == DAEMON_EXIT_CONFIG)
-        return false;
-    return lost || *code != DAEMON_EXIT_DRAINED;
+    log_fail(sup->log, "keeper_died", "code=%d", child_code(&sup->keeper));
+    end_mains(sup, MAIN_GRACE_MS);
+    *code = DAEMON_EXIT_LOST;
+    return sup->stop_requests == 0;
 }
 
 /* False when a stop was asked for meanwhile. */
-static bool back_off(struct supervisor *sup, int64_t delay_ms)
+static bool back_off(struct supervisor *sup)
 {
-    int64_t deadline = clock_mono_ms() + delay_ms;
-
-    log_warn(sup->log, "restart", "in_ms=%lld", (long long)delay_ms);
-    while (sup->stop_requests == 0 && wait_event(sup, deadline))
+    while (sup->stop_requests == 0 && wait_event(sup, sup->restart_ms))
         continue;
     return sup->stop_requests == 0;
+}
+
+static int start_all(struct supervisor *sup, bool smoke, struct error *err)
+{
+    if (start_keeper(sup, err) == 0 && (!smoke || run_smoke(sup, err) == 0)) {
+        sup->restart_ms = sup->main_began_ms = clock_mono_ms();
+        if (load(sup, &sup->main, err) == 0)
+            return 0;
+    }
+    end_keeper(sup);
+    return -1;
 }
 
 /* The first start shows whether this host can do it at all. What it found missing ends paddockd for
@@ -407,14 +568,13 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
     bool smoke = sup->config->guest_smoke;
     bool proven = false;
     unsigned tries = 0;
-    int64_t delay_ms = BACKOFF_MIN_MS;
     int code = 1;
 
+    sup->backoff_ms = BACKOFF_MIN_MS;
     for (;;) {
-        int64_t began = clock_mono_ms();
-        bool again;
+        bool again = true;
 
-        if (start_both(sup, smoke, err) < 0) {
+        if (start_all(sup, smoke, err) < 0) {
             if (sup->stop_requests > 0)
                 return 1;
             if (!proven && err->code == ERR_PREFLIGHT)
@@ -423,29 +583,40 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
                 return 1;
             log_error_value(sup->log, LOG_ERROR, "start_failed", err);
             *err = (struct error)ERROR_INIT;
-            again = true;
         } else {
             log_info(sup->log, "started", "keeper=%d main=%d", (int)sup->keeper.pid,
                      (int)sup->main.pid);
             smoke = false;
             proven = true;
             again = watch(sup, &code);
+            end_mains(sup, 0);
+            end_keeper(sup);
         }
         if (!again)
             return code;
-        if (clock_mono_ms() - began >= HEALTHY_MS)
-            delay_ms = BACKOFF_MIN_MS;
-        if (!back_off(sup, delay_ms))
+        plan_restart(sup);
+        if (!back_off(sup))
             return 1;
-        delay_ms = delay_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : delay_ms * 2;
     }
+}
+
+static struct supervisor supervisor_new(const struct config *config, const struct log *log)
+{
+    return (struct supervisor){.config = config,
+                               .log = log,
+                               .notify = {.fd = -1},
+                               .signal_fd = -1,
+                               .lock_fd = -1,
+                               .control = -1,
+                               .main = MAIN_SLOT_INIT,
+                               .other = MAIN_SLOT_INIT};
 }
 
 /* Preflight with the lock held, so that no two disturb each other's cgroups and folders. */
 static int prepare(struct supervisor *sup, const struct config *config, const struct log *log,
                    struct error *err)
 {
-    *sup = (struct supervisor){.config = config, .log = log, .lock_fd = -1, .main_sock = -1};
+    *sup = supervisor_new(config, log);
     if (preflight_host(&sup->found, config, log, err) < 0)
         return -1;
     return take_signals(sup, err);
@@ -474,27 +645,34 @@ static int try_smoke(struct supervisor *sup, struct error *err)
 
     if (result == 0)
         result = run_smoke(sup, err);
-    end_all(sup, 0);
+    end_keeper(sup);
     return result;
 }
 
 static void release(struct supervisor *sup)
 {
-    close_main_sock(sup);
+    close_control(sup);
+    notify_close(&sup->notify);
+    if (sup->signal_fd >= 0)
+        close(sup->signal_fd);
     if (sup->lock_fd >= 0)
         close(sup->lock_fd);
     preflight_clear(&sup->found);
 }
 
-int supervisor_run(const struct config *config, const struct log *log, struct error *err)
+int supervisor_run(const struct config *config, const struct supervisor_options *options,
+                   const struct log *log, struct error *err)
 {
     struct supervisor sup;
     int code = SUPERVISOR_EXIT_FATAL;
 
-    if (prepare(&sup, config, log, err) == 0 &&
-        (sup.lock_fd = lock_state(config, LOCK_WAIT_MS, err)) >= 0 &&
-        prepare_guests(&sup, err) == 0)
-        code = run_until_stopped(&sup, err);
+    if (prepare(&sup, config, log, err) == 0) {
+        sup.options = options;
+        notify_open(&sup.notify);
+        sup.lock_fd = lock_state(config, LOCK_WAIT_MS, err);
+        if (sup.lock_fd >= 0 && prepare_guests(&sup, err) == 0)
+            code = run_until_stopped(&sup, err);
+    }
     release(&sup);
     return code;
 }
@@ -581,7 +759,7 @@ static bool report_guest(struct supervisor *sup, bool all_passed, json_t *findin
 
 int supervisor_report(const struct config *config, const struct log *log, FILE *out)
 {
-    struct supervisor sup = {.config = config, .log = log, .lock_fd = -1, .main_sock = -1};
+    struct supervisor sup = supervisor_new(config, log);
     _cleanup_json_ json_t *findings = json_array();
     bool passed[PREFLIGHT_COUNT] = {false};
     bool all_passed = true;

@@ -1,6 +1,6 @@
 /*
  * paddockd's first process: does the preflight, starts the keeper (root) and
- * main (no privileges), and sees to it that neither lives without the other.
+ * main (no privileges), starts again what dies, and replaces main on SIGHUP.
  */
 #ifndef PADDOCK_DAEMON_SUPERVISOR_H
 #define PADDOCK_DAEMON_SUPERVISOR_H
@@ -12,9 +12,15 @@
 /* Exit code that a restart cannot mend (DAEMON_EXIT_CONFIG; systemd: RestartPreventExitStatus). */
 #define SUPERVISOR_EXIT_FATAL 64
 
-/* Runs until SIGTERM, SIGINT or SIGHUP, or until main ends for good. Returns the exit code; err is
- * set when the start failed. */
-int supervisor_run(const struct config *config, const struct log *log, struct error *err);
+struct supervisor_options {
+    const char *program;     /* executed as main, with --main; absolute */
+    const char *config_path; /* for --config; NULL: none */
+};
+
+/* Runs until SIGTERM or SIGINT, or until main ends for good. Returns the exit code; err is set when
+ * the start failed. */
+int supervisor_run(const struct config *config, const struct supervisor_options *options,
+                   const struct log *log, struct error *err);
 
 /* The preflight alone: writes the facts to out. When a running paddockd holds the state folder the
  * smoke guest is left out. Returns the exit code; err is set when a check failed. */

@@ -46,7 +46,9 @@ struct guest {
     enum guest_state state;
     pid_t pid;
     int pidfd;
+    int main_fd; /* -1 once it is ending */
     bool killed;
+    char reason[KEEPER_REASON_MAX];
     int exit_status; /* -1 unknown */
     int64_t next_tick_ms;
     int64_t run_deadline_ms; /* ENDING: then the run process is killed, too */
@@ -167,7 +169,7 @@ static int make_bundle(const struct guest *guest, const struct template_image *i
     return bundle_write(&spec, guest->bundle_dir, err);
 }
 
-static int start_run(struct guest *guest, int *main_fd, struct error *err)
+static int start_run(struct guest *guest, struct error *err)
 {
     struct runsc_command cmd;
     struct cgroup_entry entry;
@@ -184,14 +186,14 @@ static int start_run(struct guest *guest, int *main_fd, struct error *err)
     }
     close(fds[1]);
     if (result == 0)
-        *main_fd = fds[0];
+        guest->main_fd = fds[0];
     else
         close(fds[0]);
     return result;
 }
 
 struct guest *guest_start(const struct guest_env *env, const struct template_image *image,
-                          const struct keeper_request *request, int *main_fd, struct error *err)
+                          const struct keeper_request *request, struct error *err)
 {
     struct guest *guest = calloc(1, sizeof(*guest));
     struct error ignored = ERROR_INIT;
@@ -201,7 +203,7 @@ struct guest *guest_start(const struct guest_env *env, const struct template_ima
         return NULL;
     }
     guest->env = env;
-    guest->pidfd = -1;
+    guest->pidfd = guest->main_fd = -1;
     guest->exit_status = -1;
     guest->next_tick_ms = INT64_MAX;
     guest->remove_retry_ms = REMOVE_RETRY_MIN_MS;
@@ -220,7 +222,7 @@ struct guest *guest_start(const struct guest_env *env, const struct template_ima
         goto fail;
     if (make_cgroup(guest, request, err) < 0)
         goto fail_bundle;
-    if (start_run(guest, main_fd, err) == 0)
+    if (start_run(guest, err) == 0)
         return guest;
     (void)!cgroup_remove(env->cgroup, guest->id, &ignored);
 fail_bundle:
@@ -230,8 +232,16 @@ fail:
     return NULL;
 }
 
+static void close_socket(struct guest *guest)
+{
+    if (guest->main_fd >= 0)
+        close(guest->main_fd);
+    guest->main_fd = -1;
+}
+
 void guest_free(struct guest *guest)
 {
+    close_socket(guest);
     if (guest->pidfd >= 0)
         close(guest->pidfd);
     free(guest);
@@ -247,6 +257,16 @@ pid_t guest_pid(const struct guest *guest)
     return guest->pid;
 }
 
+int guest_socket(const struct guest *guest)
+{
+    return guest->main_fd;
+}
+
+void guest_copy_reason(const struct guest *guest, char out[KEEPER_REASON_MAX])
+{
+    memcpy(out, guest->reason, KEEPER_REASON_MAX);
+}
+
 void guest_usage(const struct guest *guest, struct cgroup_usage *usage)
 {
     cgroup_read_usage(guest->env->cgroup, guest->id, usage);
@@ -259,10 +279,12 @@ int64_t guest_deadline(const struct guest *guest)
 
 /* --- end -------------------------------------------------------------------------------------- */
 
-void guest_kill(struct guest *guest)
+void guest_kill(struct guest *guest, const char *reason)
 {
     if (guest->state != GUEST_RUNNING)
         return;
+    (void)snprintf(guest->reason, sizeof(guest->reason), "%s", reason);
+    close_socket(guest);
     guest->state = GUEST_ENDING;
     guest->killed = true;
     guest->run_deadline_ms = clock_mono_ms() + RUN_GRACE_MS;
@@ -277,6 +299,7 @@ void guest_reaped(struct guest *guest, int wait_status)
         guest->exit_status = 128 + WTERMSIG(wait_status);
     if (guest->exit_status != 0 && !guest->killed)
         runsc_log_tail(guest->bundle_dir, guest->text, sizeof(guest->text));
+    close_socket(guest);
     guest->pid = 0;
     close(guest->pidfd);
     guest->pidfd = -1;
@@ -351,6 +374,7 @@ bool guest_tick(struct guest *guest, int64_t now_ms, struct keeper_report *repor
     report->killed = guest->killed;
     report->cpu_us = guest->last.cpu_us;
     memcpy(report->id, guest->id, sizeof(report->id));
+    guest_copy_reason(guest, report->reason);
     memcpy(report->text, guest->text, sizeof(report->text));
     return true;
 }

@@ -40,20 +40,23 @@ static inline uint64_t guest_host_pids(uint32_t pids)
     return 3 * (uint64_t)pids + 2500;
 }
 
-/* Starts a guest; the request's numbers were checked. *main_fd: main's end of its socket, the
- * caller's. On failure nothing is left of it. */
+/* Starts a guest; the request's numbers were checked. On failure nothing is left of it. */
 struct guest *guest_start(const struct guest_env *env, const struct template_image *image,
-                          const struct keeper_request *request, int *main_fd, struct error *err)
+                          const struct keeper_request *request, struct error *err)
     __attribute__((warn_unused_result));
-/* Frees the memory only. */
+/* Frees the memory and the socket only. */
 void guest_free(struct guest *guest);
 
 const char *guest_id(const struct guest *guest);
 pid_t guest_pid(const struct guest *guest); /* of `runsc run`; 0 once it was reaped */
+/* Main's end of its socket, kept for the next main; -1 once it is ending. */
+int guest_socket(const struct guest *guest);
+/* Why it is killed; "" while it is not. */
+void guest_copy_reason(const struct guest *guest, char out[KEEPER_REASON_MAX]);
 void guest_usage(const struct guest *guest, struct cgroup_usage *usage);
 
-/* Begins to end it; again is harmless. */
-void guest_kill(struct guest *guest);
+/* Begins to end it; again is harmless, and the first reason counts. */
+void guest_kill(struct guest *guest, const char *reason);
 /* Its `runsc run` was waited for. */
 void guest_reaped(struct guest *guest, int wait_status);
 /* Monotonic ms of the next guest_tick; INT64_MAX for none. */

@@ -1,13 +1,18 @@
 /*
- * The keeper's loop: one thread that polls main's socket and SIGCHLD, and keeps
- * the guests' timers. It never waits for a guest. Every field of a request is
- * checked here again; main is trusted with nothing but to name an id, a template
- * and numbers within the configured bounds. A message that is not a request ends
- * the keeper: main is broken or taken over then, and no guest shall outlive that.
+ * The keeper's loop: one thread that polls main's socket, the supervisor's and
+ * SIGCHLD, and keeps the guests' timers. It never waits for a guest. Every field
+ * of a request is checked here again; main is trusted with nothing but to name
+ * an id, a template and numbers within the configured bounds.
+ *
+ * Guests live as long as the supervisor's socket is open. Main may come and go:
+ * one that says what is no request loses its socket, and the next is told what
+ * is held. Only when none came for daemon.lease are the guests killed, for then
+ * nobody takes care of their rows.
  */
 #include "daemon/keeper/keeper.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,19 +29,15 @@
 #include "common/text.h"
 #include "daemon/keeper/guest.h"
 #include "daemon/keeper/protocol.h"
+#include "daemon/keeper/reports.h"
 
 /* Reports that wait for main; beyond, no request is read until it took some. */
 #define OUTBOX_MAX 1024
 #define REQUESTS_A_TURN 64
 /* At the end: guests get this long until the kernel takes them with the keeper. */
 #define SHUTDOWN_MS 10000
+#define SWEEP_EVERY_MS 60000
 #define SIZE_MIN_BYTES (1u << 20)
-
-struct outgoing {
-    struct outgoing *next;
-    struct keeper_report report;
-    int fd; /* owned; -1 for none */
-};
 
 struct slot {
     struct slot *next;
@@ -46,92 +47,112 @@ struct slot {
 struct keeper {
     const struct keeper_setup *setup;
     struct guest_env env;
-    int sock;
+    int control;
     int signal_fd;
+    struct reports reports; /* and main's socket */
+    int64_t detached_ms;    /* since when no main is there */
+    int64_t sweep_ms;       /* the next one */
     struct slot *slots;
     unsigned guest_count;
     unsigned guest_max;
-    struct outgoing *out_head;
-    struct outgoing **out_tail;
-    unsigned out_count;
-    bool closing; /* main is gone: nothing is reported any more */
+    bool closing; /* the supervisor is gone, or wants an end */
     int exit_code;
 };
 
-/* --- reports ---------------------------------------------------------------------------------- */
+/* --- main comes and goes ------------------------------------------------------------------------
+ */
 
-/* Takes fd over. */
-static void report(struct keeper *keeper, const struct keeper_report *what, int fd)
+static void detach(struct keeper *keeper)
 {
-    struct outgoing *out = keeper->closing ? NULL : malloc(sizeof(*out));
+    if (keeper->reports.sock < 0)
+        return;
+    reports_detach(&keeper->reports);
+    keeper->detached_ms = clock_mono_ms();
+    log_info(keeper->setup->log, "main_detached", "guests=%u", keeper->guest_count);
+}
 
-    if (!out) {
-        if (fd >= 0)
-            close(fd);
-        if (!keeper->closing) {
-            /* A report that is lost would leave a sandbox waiting for ever. */
-            log_fail(keeper->setup->log, "keeper_no_memory", NULL);
-            keeper->closing = true;
-            keeper->exit_code = 1;
-        }
+static void new_report(struct keeper_report *report, enum keeper_event event, const char *id)
+{
+    memset(report, 0, sizeof(*report)); /* its padding crosses a process boundary, too */
+    report->event = event;
+    memcpy(report->id, id, ID_SIZE);
+}
+
+/* Takes sock over. */
+static void attach(struct keeper *keeper, int sock)
+{
+    struct keeper_report report;
+    int flags = fcntl(sock, F_GETFL);
+
+    if (flags < 0 || fcntl(sock, F_SETFL, flags | O_NONBLOCK) < 0) {
+        close(sock);
         return;
     }
-    out->next = NULL;
-    out->report = *what;
-    out->fd = fd;
-    *keeper->out_tail = out;
-    keeper->out_tail = &out->next;
-    keeper->out_count++;
-}
-
-static void drop_first(struct keeper *keeper)
-{
-    struct outgoing *out = keeper->out_head;
-
-    keeper->out_head = out->next;
-    if (!keeper->out_head)
-        keeper->out_tail = &keeper->out_head;
-    keeper->out_count--;
-    if (out->fd >= 0)
-        close(out->fd);
-    free(out);
-}
-
-static void main_is_gone(struct keeper *keeper, int exit_code)
-{
-    keeper->closing = true;
-    keeper->exit_code = exit_code;
-}
-
-static void flush(struct keeper *keeper)
-{
-    while (keeper->out_head && !keeper->closing) {
-        const struct outgoing *out = keeper->out_head;
-        struct error err = ERROR_INIT;
-
-        if (fdpass_send(keeper->sock, &out->report, sizeof(out->report), out->fd, &err) < 0) {
-            if (err.errno_value == EAGAIN || err.errno_value == ENOBUFS)
-                return;
-            main_is_gone(keeper, 0); /* EPIPE, ECONNRESET */
-            return;
-        }
-        drop_first(keeper);
+    reports_attach(&keeper->reports, sock);
+    for (const struct slot *slot = keeper->slots; slot; slot = slot->next) {
+        new_report(&report, KEEPER_HELD, guest_id(slot->guest));
+        reports_add(&keeper->reports, &report);
     }
+    reports_tell_ends(&keeper->reports);
+    memset(&report, 0, sizeof(report));
+    report.event = KEEPER_ATTACHED;
+    reports_add(&keeper->reports, &report);
+    log_info(keeper->setup->log, "main_attached", "guests=%u unrecorded=%u", keeper->guest_count,
+             keeper->reports.ends_count);
 }
 
-static void report_refused(struct keeper *keeper, const char *id, const char *why)
+/* One message: a main's socket, or the end. */
+static void read_control(struct keeper *keeper)
 {
-    struct keeper_report refused;
+    struct error err = ERROR_INIT;
+    struct keeper_control control;
+    int fd = -1;
+    ssize_t len = fdpass_recv(keeper->control, &control, sizeof(control), &fd, &err);
 
-    memset(&refused, 0, sizeof(refused));
-    refused.event = KEEPER_REFUSED;
-    memcpy(refused.id, id, ID_SIZE);
-    (void)snprintf(refused.text, sizeof(refused.text), "%.*s", KEEPER_TEXT_MAX - 1, why);
-    log_warn(keeper->setup->log, "guest_refused", "id=%s why=%s", id, refused.text);
-    report(keeper, &refused, -1);
+    if (len < 0 && err.errno_value == EAGAIN)
+        return;
+    if (len == sizeof(control) && control.op == KEEPER_CONTROL_MAIN && fd >= 0) {
+        attach(keeper, fd);
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+    keeper->closing = true;
+    keeper->exit_code = len == 0 || (len < 0 && err.code == ERR_SYSTEM) ? 0 : 1;
 }
 
-/* --- requests --------------------------------------------------------------------------------- */
+static void kill_all(struct keeper *keeper, const char *reason)
+{
+    for (const struct slot *slot = keeper->slots; slot; slot = slot->next)
+        guest_kill(slot->guest, reason);
+}
+
+static bool any_running(const struct keeper *keeper)
+{
+    for (const struct slot *slot = keeper->slots; slot; slot = slot->next)
+        if (guest_socket(slot->guest) >= 0)
+            return true;
+    return false;
+}
+
+/* When the guests are killed for want of a main; INT64_MAX while one is there. */
+static int64_t lease_ends_ms(const struct keeper *keeper)
+{
+    if (keeper->reports.sock >= 0 || keeper->closing || !any_running(keeper))
+        return INT64_MAX;
+    return keeper->detached_ms + keeper->setup->config->daemon_lease;
+}
+
+static void check_lease(struct keeper *keeper, int64_t now_ms)
+{
+    if (now_ms < lease_ends_ms(keeper))
+        return;
+    log_warn(keeper->setup->log, "no_main_within_lease", "guests=%u", keeper->guest_count);
+    kill_all(keeper, "node_lost");
+}
+
+/* --- reports ------------------------------------------------------------------------------------
+ */
 
 static struct guest *find(const struct keeper *keeper, const char *id)
 {
@@ -140,6 +161,39 @@ static struct guest *find(const struct keeper *keeper, const char *id)
             return slot->guest;
     return NULL;
 }
+
+/* What STARTED and HELD say at the moment they are sent. */
+static bool describe(void *arg, struct keeper_report *report, int *fd)
+{
+    const struct guest *guest = find(arg, report->id);
+
+    if (!guest)
+        return false;
+    *fd = guest_socket(guest);
+    if (report->event == KEEPER_STARTED)
+        return *fd >= 0; /* else main asked for its end meanwhile, and KEEPER_ENDED follows */
+    report->ending = *fd < 0;
+    guest_copy_reason(guest, report->reason);
+    return true;
+}
+
+static void flush(struct keeper *keeper)
+{
+    if (keeper->reports.sock >= 0 && !reports_flush(&keeper->reports, describe, keeper))
+        detach(keeper);
+}
+
+static void report_refused(struct keeper *keeper, const char *id, const char *why)
+{
+    struct keeper_report refused;
+
+    new_report(&refused, KEEPER_REFUSED, id);
+    (void)snprintf(refused.text, sizeof(refused.text), "%.*s", KEEPER_TEXT_MAX - 1, why);
+    log_warn(keeper->setup->log, "guest_refused", "id=%s why=%s", id, refused.text);
+    reports_add(&keeper->reports, &refused);
+}
+
+/* --- requests --------------------------------------------------------------------------------- */
 
 static bool size_fits(uint64_t bytes, uint64_t max_bytes)
 {
@@ -171,7 +225,6 @@ static void handle_start(struct keeper *keeper, const struct keeper_request *req
     struct slot *slot = NULL;
     struct keeper_report started;
     struct error err = ERROR_INIT;
-    int fd = -1;
 
     if (!image)
         why = "this host does not offer the template";
@@ -181,7 +234,7 @@ static void handle_start(struct keeper *keeper, const struct keeper_request *req
         why = "this host holds as many guests as it may";
     if (!why && (slot = calloc(1, sizeof(*slot))) == NULL)
         why = "no memory";
-    if (!why && (slot->guest = guest_start(&keeper->env, image, request, &fd, &err)) == NULL)
+    if (!why && (slot->guest = guest_start(&keeper->env, image, request, &err)) == NULL)
         why = err.detail;
     if (why) {
         free(slot);
@@ -191,12 +244,10 @@ static void handle_start(struct keeper *keeper, const struct keeper_request *req
     slot->next = keeper->slots;
     keeper->slots = slot;
     keeper->guest_count++;
-    memset(&started, 0, sizeof(started));
-    started.event = KEEPER_STARTED;
-    memcpy(started.id, request->id, ID_SIZE);
+    new_report(&started, KEEPER_STARTED, request->id);
     log_debug(keeper->setup->log, "guest_started", "id=%s pid=%d", request->id,
               (int)guest_pid(slot->guest));
-    report(keeper, &started, fd);
+    reports_add(&keeper->reports, &started);
 }
 
 static void handle_stats(struct keeper *keeper, const char *id)
@@ -207,14 +258,33 @@ static void handle_stats(struct keeper *keeper, const char *id)
 
     if (guest)
         guest_usage(guest, &now);
-    memset(&usage, 0, sizeof(usage));
-    usage.event = KEEPER_USAGE;
-    memcpy(usage.id, id, ID_SIZE);
+    new_report(&usage, KEEPER_USAGE, id);
     usage.memory_bytes = now.memory_bytes;
     usage.cpu_us = now.cpu_us;
     usage.tasks = now.tasks;
     usage.oom_kills = now.oom_kills;
-    report(keeper, &usage, -1);
+    reports_add(&keeper->reports, &usage);
+}
+
+static void handle_list(struct keeper *keeper, const char *id)
+{
+    struct keeper_report report;
+
+    for (const struct slot *slot = keeper->slots; slot; slot = slot->next) {
+        new_report(&report, KEEPER_LISTED, guest_id(slot->guest));
+        report.ending = guest_socket(slot->guest) < 0;
+        reports_add(&keeper->reports, &report);
+    }
+    new_report(&report, KEEPER_LIST_END, id);
+    reports_add(&keeper->reports, &report);
+}
+
+/* A word of main's own, for the next main. */
+static bool is_reason(const char reason[KEEPER_REASON_MAX])
+{
+    size_t len = strnlen(reason, KEEPER_REASON_MAX);
+
+    return len < KEEPER_REASON_MAX && strspn(reason, "abcdefghijklmnopqrstuvwxyz_") == len;
 }
 
 /* The form of a message. Numbers are handle_start's affair: main may pass on what the database
@@ -229,7 +299,10 @@ static bool is_request(const struct keeper_request *request, size_t len, int fd)
         return memchr(request->template_name, '\0', sizeof(request->template_name)) != NULL &&
                text_is_name(request->template_name, KEEPER_TEMPLATE_MAX);
     case KEEPER_END:
+        return is_reason(request->reason);
     case KEEPER_STATS:
+    case KEEPER_FORGET:
+    case KEEPER_LIST:
         return true;
     default:
         return false;
@@ -247,7 +320,13 @@ static void handle(struct keeper *keeper, const struct keeper_request *request)
     case KEEPER_END:
         guest = find(keeper, request->id); /* none: it ended while this was under way */
         if (guest)
-            guest_kill(guest);
+            guest_kill(guest, request->reason);
+        break;
+    case KEEPER_FORGET:
+        reports_forget(&keeper->reports, request->id);
+        break;
+    case KEEPER_LIST:
+        handle_list(keeper, request->id);
         break;
     default:
         handle_stats(keeper, request->id);
@@ -257,11 +336,11 @@ static void handle(struct keeper *keeper, const struct keeper_request *request)
 
 static void read_requests(struct keeper *keeper)
 {
-    for (unsigned i = 0; i < REQUESTS_A_TURN && keeper->out_count < OUTBOX_MAX; i++) {
+    for (unsigned i = 0; i < REQUESTS_A_TURN && keeper->reports.count < OUTBOX_MAX; i++) {
         struct keeper_request request;
         struct error err = ERROR_INIT;
         int fd = -1;
-        ssize_t len = fdpass_recv(keeper->sock, &request, sizeof(request), &fd, &err);
+        ssize_t len = fdpass_recv(keeper->reports.sock, &request, sizeof(request), &fd, &err);
         bool valid = len > 0 && is_request(&request, (size_t)len, fd);
 
         if (fd >= 0)
@@ -269,18 +348,16 @@ static void read_requests(struct keeper *keeper)
         if (len < 0 && err.errno_value == EAGAIN)
             return;
         if (len == 0 || (len < 0 && err.code == ERR_SYSTEM)) {
-            main_is_gone(keeper, 0);
+            detach(keeper);
             return;
         }
         if (!valid) {
             log_fail(keeper->setup->log, "keeper_request_malformed", "bytes=%zd op=%u", len,
                      len >= (ssize_t)sizeof(request.op) ? (unsigned)request.op : 0);
-            main_is_gone(keeper, 1);
+            detach(keeper);
             return;
         }
         handle(keeper, &request);
-        if (keeper->closing)
-            return;
     }
 }
 
@@ -319,38 +396,58 @@ static void tick(struct keeper *keeper)
         keeper->guest_count--;
         log_debug(keeper->setup->log, "guest_ended", "id=%s status=%d oom_kills=%u killed=%d",
                   ended.id, ended.exit_status, ended.oom_kills, ended.killed);
-        report(keeper, &ended, -1);
+        reports_add_end(&keeper->reports, &ended);
         guest_free(slot->guest);
         free(slot);
     }
 }
 
+static bool is_held(void *arg, const char *id)
+{
+    return find(arg, id) != NULL;
+}
+
+/* Nothing should be there that is no guest's; should it be, it does not stay. */
+static void sweep(struct keeper *keeper, int64_t now_ms)
+{
+    if (now_ms < keeper->sweep_ms)
+        return;
+    keeper->sweep_ms = now_ms + SWEEP_EVERY_MS;
+    keeper_sweep_strays(keeper->setup, is_held, keeper);
+}
+
 static int poll_timeout_ms(const struct keeper *keeper, int64_t latest_ms)
 {
     int64_t first = latest_ms;
+    int64_t lease_ms = lease_ends_ms(keeper);
     int64_t left;
 
     for (const struct slot *slot = keeper->slots; slot; slot = slot->next)
         if (guest_deadline(slot->guest) < first)
             first = guest_deadline(slot->guest);
-    if (first == INT64_MAX)
-        return -1;
+    if (lease_ms < first)
+        first = lease_ms;
+    if (keeper->sweep_ms < first)
+        first = keeper->sweep_ms;
     left = first - clock_mono_ms();
     return left < 0 ? 0 : left > 60000 ? 60000 : (int)left;
 }
 
 static void turn(struct keeper *keeper, int64_t latest_ms)
 {
-    struct pollfd fds[2] = {{.fd = keeper->signal_fd, .events = POLLIN},
-                            {.fd = keeper->closing ? -1 : keeper->sock}};
+    struct pollfd fds[3] = {{.fd = keeper->signal_fd, .events = POLLIN},
+                            {.fd = keeper->reports.sock},
+                            {.fd = keeper->closing ? -1 : keeper->control, .events = POLLIN}};
+    int64_t now_ms;
 
-    if (keeper->out_count < OUTBOX_MAX)
+    if (keeper->reports.count < OUTBOX_MAX)
         fds[1].events |= POLLIN;
-    if (keeper->out_head)
+    if (keeper->reports.count > 0)
         fds[1].events |= POLLOUT;
-    if (poll(fds, 2, poll_timeout_ms(keeper, latest_ms)) < 0 && errno != EINTR) {
+    if (poll(fds, 3, poll_timeout_ms(keeper, latest_ms)) < 0 && errno != EINTR) {
         log_fail(keeper->setup->log, "keeper_poll_failed", "errno=%d", errno);
-        main_is_gone(keeper, 1);
+        keeper->closing = true;
+        keeper->exit_code = 1;
         return;
     }
     if (fds[0].revents)
@@ -358,19 +455,23 @@ static void turn(struct keeper *keeper, int64_t latest_ms)
     if (fds[1].revents & (POLLIN | POLLHUP | POLLERR) && fds[1].events & POLLIN)
         read_requests(keeper);
     else if (fds[1].revents & (POLLHUP | POLLERR))
-        main_is_gone(keeper, 0);
+        detach(keeper);
+    now_ms = clock_mono_ms();
     tick(keeper);
+    check_lease(keeper, now_ms);
+    sweep(keeper, now_ms);
     flush(keeper);
+    /* Last: what main had asked for before the supervisor spoke is done. */
+    if (fds[2].revents)
+        read_control(keeper);
 }
 
 static void shut_down(struct keeper *keeper)
 {
     int64_t deadline = clock_mono_ms() + SHUTDOWN_MS;
 
-    while (keeper->out_head)
-        drop_first(keeper);
-    for (const struct slot *slot = keeper->slots; slot; slot = slot->next)
-        guest_kill(slot->guest);
+    reports_clear(&keeper->reports);
+    kill_all(keeper, "daemon_restart");
     while (keeper->slots && clock_mono_ms() < deadline)
         turn(keeper, deadline);
     while (keeper->slots) {
@@ -381,15 +482,18 @@ static void shut_down(struct keeper *keeper)
         guest_free(slot->guest);
         free(slot);
     }
+    reports_clear(&keeper->reports);
 }
 
-int keeper_run(const struct keeper_setup *setup, int sock)
+int keeper_run(const struct keeper_setup *setup, int control)
 {
     struct keeper keeper = {
         .setup = setup,
         .env = {.config = setup->config, .log = setup->log, .cgroup = setup->cgroup},
-        .sock = sock,
+        .control = control,
         .signal_fd = -1,
+        .detached_ms = clock_mono_ms(),
+        .sweep_ms = clock_mono_ms() + SWEEP_EVERY_MS,
         /* Main counts them; this only bounds what a broken main can start. Guests on their way out
          * count here and may not count there. */
         .guest_max = 2 * (unsigned)setup->config->node_max_sandboxes + 8,
@@ -397,7 +501,7 @@ int keeper_run(const struct keeper_setup *setup, int sock)
     struct error err = ERROR_INIT;
     sigset_t chld;
 
-    keeper.out_tail = &keeper.out_head;
+    reports_init(&keeper.reports);
     (void)sigemptyset(&chld);
     (void)sigaddset(&chld, SIGCHLD);
     if (sigprocmask(SIG_BLOCK, &chld, NULL) < 0 ||

@@ -8,6 +8,7 @@
 #ifndef PADDOCK_KEEPER_KEEPER_H
 #define PADDOCK_KEEPER_KEEPER_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "common/config.h"
@@ -29,14 +30,24 @@ struct keeper_setup { /* borrowed for the keeper's life */
 int keeper_sweep(const struct keeper_setup *setup, struct error *err)
     __attribute__((warn_unused_result));
 
-/* Forks the keeper into new PID and mount namespaces. sock: its end of the socket to main (the
- * caller closes its copy); lock_fd is kept open by the keeper so that the state folder stays locked
- * until it is gone (-1: none). It dies with the caller. Returns its pid or -1. */
-pid_t keeper_spawn(const struct keeper_setup *setup, int sock, int lock_fd, struct error *err)
+/* Removes what belongs to no guest that is_held knows, as far as that is possible at once: the
+ * keeper's own look at the host, each minute. */
+void keeper_sweep_strays(const struct keeper_setup *setup,
+                         bool (*is_held)(void *arg, const char *id), void *arg);
+
+/* Forks the keeper into new PID and mount namespaces. control: its end of a SOCK_SEQPACKET socket
+ * of the supervisor's (the caller closes its copy), whose end is the keeper's; lock_fd is kept open
+ * by the keeper so that the state folder stays locked until it is gone (-1: none). It dies with the
+ * caller. Returns its pid or -1. */
+pid_t keeper_spawn(const struct keeper_setup *setup, int control, int lock_fd, struct error *err)
     __attribute__((warn_unused_result));
 
-/* Serves requests until main closes the socket (0) or breaks the protocol (1); every guest is dead
- * and removed when it returns. */
-int keeper_run(const struct keeper_setup *setup, int sock);
+/* Gives the keeper a main: `sock`, its end of a SOCK_SEQPACKET pair (the caller closes its copy).
+ * One that was there before loses its socket. */
+int keeper_give_main(int control, int sock, struct error *err) __attribute__((warn_unused_result));
+
+/* Serves one main after another until control is closed (0) or says what it must not (1); every
+ * guest is dead and removed when it returns. */
+int keeper_run(const struct keeper_setup *setup, int control);
 
 #endif

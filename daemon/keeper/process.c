@@ -20,9 +20,11 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/fdpass.h"
 #include "common/id.h"
 #include "daemon/keeper/bundle.h"
 #include "daemon/keeper/keeper.h"
+#include "daemon/keeper/protocol.h"
 #include "daemon/keeper/runsc.h"
 
 #define SWEEP_MS 10000
@@ -110,6 +112,83 @@ int keeper_sweep(const struct keeper_setup *setup, struct error *err)
     return sweep_state(state_dir, err);
 }
 
+/* --- what no guest owns, while others live --------------------------------------------------- */
+
+struct strays {
+    const struct keeper_setup *setup;
+    bool (*is_held)(void *arg, const char *id);
+    void *arg;
+};
+
+static bool is_stray(const struct strays *strays, const char *name)
+{
+    char id[ID_SIZE];
+
+    (void)snprintf(id, sizeof(id), "%s", name);
+    return id_is_valid(id) && !strays->is_held(strays->arg, id);
+}
+
+static int remove_stray_cgroup(const char *id, void *arg)
+{
+    const struct strays *strays = arg;
+    struct error err = ERROR_INIT;
+
+    if (!is_stray(strays, id))
+        return 0;
+    log_warn(strays->setup->log, "stray_cgroup", "id=%s", id);
+    cgroup_kill(strays->setup->cgroup, id, CGROUP_ALL);
+    (void)!cgroup_remove(strays->setup->cgroup, id, &err); /* busy: the next time */
+    return 0;
+}
+
+static void remove_stray_bundle(const struct strays *strays, const char *id)
+{
+    const char *state_dir = strays->setup->config->daemon_state_dir;
+    struct error err = ERROR_INIT;
+    char path[320];
+
+    log_warn(strays->setup->log, "stray_bundle", "id=%s", id);
+    runsc_forget(state_dir, id);
+    if (runsc_bundle_dir(state_dir, id, path, sizeof(path)) == 0 && bundle_remove(path, &err) < 0)
+        log_error_value(strays->setup->log, LOG_WARN, "stray_not_removed", &err);
+}
+
+/* What runsc left: ID_sandbox:ID.state and .lock, runsc-ID.sock. */
+static void remove_stray_state(const struct strays *strays, int dir_fd, const char *name)
+{
+    static const char prefix[] = "runsc-";
+    const char *id =
+        strncmp(name, prefix, sizeof(prefix) - 1) == 0 ? name + sizeof(prefix) - 1 : name;
+
+    if (strlen(id) >= ID_SIZE && is_stray(strays, id)) {
+        log_warn(strays->setup->log, "stray_state", "file=%s", name);
+        (void)unlinkat(dir_fd, name, 0);
+    }
+}
+
+void keeper_sweep_strays(const struct keeper_setup *setup,
+                         bool (*is_held)(void *arg, const char *id), void *arg)
+{
+    struct strays strays = {.setup = setup, .is_held = is_held, .arg = arg};
+    const char *state_dir = setup->config->daemon_state_dir;
+    const struct dirent *entry;
+    char path[320];
+    DIR *dir;
+
+    (void)cgroup_each(setup->cgroup, remove_stray_cgroup, &strays);
+    dir = runsc_bundle_dir(state_dir, "", path, sizeof(path)) == 0 ? opendir(path) : NULL;
+    while (dir && (entry = readdir(dir)) != NULL)
+        if (strlen(entry->d_name) == ID_SIZE - 1 && is_stray(&strays, entry->d_name))
+            remove_stray_bundle(&strays, entry->d_name);
+    if (dir)
+        closedir(dir);
+    dir = runsc_root(state_dir, path, sizeof(path)) == 0 ? opendir(path) : NULL;
+    while (dir && (entry = readdir(dir)) != NULL)
+        remove_stray_state(&strays, dirfd(dir), entry->d_name);
+    if (dir)
+        closedir(dir);
+}
+
 /* --- the process ------------------------------------------------------------------------------ */
 
 /* Keeps 0, 1, 2 and the descriptors in keep (ascending, -1 for none). */
@@ -135,14 +214,14 @@ static int own_mounts(void)
     return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
 }
 
-static _Noreturn void keeper_main(const struct keeper_setup *setup, int sock, int lock_fd)
+static _Noreturn void keeper_main(const struct keeper_setup *setup, int control, int lock_fd)
 {
-    int keep[3] = {sock, lock_fd, setup->log->fd};
+    int keep[3] = {control, lock_fd, setup->log->fd};
     int null_fd;
     sigset_t none;
 
-    /* The supervisor's death is this one's. Should it be dead already, then main's end of the
-     * socket is closed, too (it dies the same way), and keeper_run ends at once. */
+    /* The supervisor's death is this one's. Should it be dead already, then its end of the
+     * socket is closed, too, and keeper_run ends at once. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || prctl(PR_SET_NAME, "paddockd-keeper") < 0)
         _exit(1);
     (void)sigemptyset(&none);
@@ -164,10 +243,17 @@ static _Noreturn void keeper_main(const struct keeper_setup *setup, int sock, in
         _exit(1);
     }
     (void)umask(077);
-    _exit(keeper_run(setup, sock));
+    _exit(keeper_run(setup, control));
 }
 
-pid_t keeper_spawn(const struct keeper_setup *setup, int sock, int lock_fd, struct error *err)
+int keeper_give_main(int control, int sock, struct error *err)
+{
+    const struct keeper_control message = {.op = KEEPER_CONTROL_MAIN};
+
+    return fdpass_send(control, &message, sizeof(message), sock, err);
+}
+
+pid_t keeper_spawn(const struct keeper_setup *setup, int control, int lock_fd, struct error *err)
 {
     struct clone_args args = {.flags = CLONE_NEWPID | CLONE_NEWNS, .exit_signal = SIGCHLD};
     long pid = syscall(SYS_clone3, &args, sizeof(args));
@@ -175,6 +261,6 @@ pid_t keeper_spawn(const struct keeper_setup *setup, int sock, int lock_fd, stru
     if (pid < 0)
         return error_set_errno(err, "cannot start the keeper");
     if (pid == 0)
-        keeper_main(setup, sock, lock_fd);
+        keeper_main(setup, control, lock_fd);
     return (pid_t)pid;
 }

@@ -143,7 +143,7 @@ static int send_frame(struct smoke *smoke, enum wire_type type, uint8_t channel,
 static int send_opening(struct smoke *smoke, unsigned index, struct error *err)
 {
     struct stream *stream = &smoke->streams[index];
-    uint8_t exec[12];
+    uint8_t exec[12 + WIRE_UUID_SIZE] = {0};
     size_t len = stream->spec.len - stream->spec_sent;
     int sent;
 
@@ -151,6 +151,7 @@ static int send_opening(struct smoke *smoke, unsigned index, struct error *err)
         wire_put_u32(exec, (uint32_t)stream->spec.len);
         wire_put_u32(exec + 4, WINDOW);
         wire_put_u32(exec + 8, WINDOW);
+        exec[12] = (uint8_t)(index + 1); /* unlike the others is all it must be */
         sent = send_frame(smoke, WIRE_EXEC, 0, index + 1, exec, sizeof(exec), err);
         stream->opened = sent > 0;
         return sent;
@@ -374,6 +375,8 @@ static int read_keeper(struct smoke *smoke, struct error *err)
 
     if (len < 0 && cause.errno_value == EAGAIN)
         return 0;
+    if (len == sizeof(report) && report.event == KEEPER_ATTACHED && fd < 0)
+        return 0;
     if (len != sizeof(report) || strcmp(report.id, smoke->id) != 0) {
         if (fd >= 0)
             close(fd);
@@ -527,6 +530,7 @@ static int run_load(struct smoke *smoke, struct error *err)
 static int end_guest(struct smoke *smoke, struct error *err)
 {
     int64_t deadline = clock_mono_ms() + END_TIMEOUT_MS;
+    struct error ignored = ERROR_INIT;
 
     if (ask_keeper(smoke, KEEPER_END, err) < 0)
         return -1;
@@ -539,6 +543,7 @@ static int end_guest(struct smoke *smoke, struct error *err)
         if (rc != 0)
             return rc < 0 ? -1 : fail(err, "it cannot be killed");
     }
+    (void)!ask_keeper(smoke, KEEPER_FORGET, &ignored); /* it is no main's affair */
     return 0;
 }
 

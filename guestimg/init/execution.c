@@ -3,7 +3,8 @@
  * it, reports come back, EXIT or FAILED ends it. Called by session.c for the
  * host's frames and the control sockets' events; its bytes are stream.c's. What
  * must stay true: every stream that EXEC opened ends with exactly one FAILED or
- * EXIT unless RESET came first, and frames for a stream that has ended are no
+ * EXIT unless RESET came first (or RESYNC, before its spec was complete); no
+ * execution's UUID is started twice; and frames for a stream that has ended are no
  * violation, since the host may have sent them before it knew.
  */
 #include <errno.h>
@@ -81,18 +82,27 @@ static void forget(struct init *init, struct execution *execution)
     init_bury(init, &execution->grave);
 }
 
-static void send_failed(struct init *init, uint32_t stream, enum wire_step step, int errno_value)
+static void send_failed(struct init *init, uint32_t stream, const uint8_t uuid[WIRE_UUID_SIZE],
+                        enum wire_step step, int errno_value)
 {
     uint8_t payload[5];
     wire_put_u32(payload, (uint32_t)errno_value);
     payload[4] = (uint8_t)step;
     outbox_send(init, WIRE_FAILED, 0, stream, payload, sizeof(payload));
+    if (errno_value == EEXIST && step == WIRE_STEP_SPEC)
+        return; /* not how it ended */
+    struct wire_over over = {.last = {.type = WIRE_FAILED,
+                                      .stream = stream,
+                                      .payload = payload,
+                                      .payload_len = sizeof(payload)}};
+    memcpy(over.uuid, uuid, WIRE_UUID_SIZE);
+    takeover_remember_end(init, &over);
 }
 
 static void fail(struct init *init, struct execution *execution, enum wire_step step,
                  int errno_value)
 {
-    send_failed(init, execution->stream, step, errno_value);
+    send_failed(init, execution->stream, execution->uuid, step, errno_value);
     forget(init, execution);
 }
 
@@ -124,25 +134,31 @@ static struct execution *execution_new(struct init *init, uint32_t stream)
 void execution_on_exec(struct init *init, const struct wire_frame *frame)
 {
     uint32_t spec_size = wire_get_u32(frame->payload);
+    const uint8_t *uuid = frame->payload + 12;
     if (execution_find(init, frame->stream) || spec_size > WIRE_SPEC_MAX) {
         init_stop(init, INIT_EXIT_PROTOCOL, "EXEC of an open stream or with too long a spec");
         return;
     }
-    if (spec_size == 0) {
-        send_failed(init, frame->stream, WIRE_STEP_SPEC, EINVAL);
+    if (takeover_has_seen(init, uuid)) {
+        send_failed(init, frame->stream, uuid, WIRE_STEP_SPEC, EEXIST);
         return;
     }
-    if (init->executions_count >= INIT_STREAMS_MAX) {
-        send_failed(init, frame->stream, WIRE_STEP_FORK, EAGAIN);
+    if (spec_size == 0) {
+        send_failed(init, frame->stream, uuid, WIRE_STEP_SPEC, EINVAL);
+        return;
+    }
+    if (init->executions_count >= WIRE_STREAMS_MAX) {
+        send_failed(init, frame->stream, uuid, WIRE_STEP_FORK, EAGAIN);
         return;
     }
     struct execution *execution = NULL;
     if (init->specs_bytes + spec_size <= INIT_SPECS_MAX_BYTES)
         execution = execution_new(init, frame->stream);
     if (!execution) {
-        send_failed(init, frame->stream, WIRE_STEP_SPEC, ENOMEM);
+        send_failed(init, frame->stream, uuid, WIRE_STEP_SPEC, ENOMEM);
         return;
     }
+    memcpy(execution->uuid, uuid, WIRE_UUID_SIZE);
     execution->spec_size = spec_size;
     execution->spec.max = spec_size;
     init->specs_bytes += spec_size;
@@ -250,6 +266,10 @@ static void begin(struct init *init, struct execution *execution)
         fail(init, execution, WIRE_STEP_SPEC, EINVAL);
         return;
     }
+    if (!takeover_first_time(init, execution->uuid)) {
+        fail(init, execution, WIRE_STEP_SPEC, EEXIST);
+        return;
+    }
     int failure = idle_ensure(init);
     if (failure != 0) {
         fail(init, execution, WIRE_STEP_FORK, failure);
@@ -329,6 +349,13 @@ void execution_finish_if_drained(struct init *init, struct execution *execution)
     wire_put_u64(payload + 4, end->cpu_us);
     wire_put_u64(payload + 12, end->rss_bytes);
     outbox_send(init, WIRE_EXIT, 0, execution->stream, payload, sizeof(payload));
+    struct wire_over over = {
+        .stdout_bytes = execution->outputs[0].sent,
+        .stderr_bytes = execution->outputs[1].sent,
+        .last = {.type = WIRE_EXIT, .payload = payload, .payload_len = sizeof(payload)}};
+    over.last.stream = execution->stream;
+    memcpy(over.uuid, execution->uuid, WIRE_UUID_SIZE);
+    takeover_remember_end(init, &over);
     stream_leave_outputs(init, execution);
     forget(init, execution);
     init->idle_due = init->idle_wanted;
@@ -411,6 +438,16 @@ void execution_on_control(struct init *init, struct execution *execution, uint32
             return;
         }
         on_report(init, execution, &report);
+    }
+}
+
+void execution_drop_unbegun(struct init *init)
+{
+    struct execution *next;
+    for (struct execution *e = init->executions; e; e = next) {
+        next = e->next;
+        if (e->state == EXECUTION_SPEC)
+            forget(init, e);
     }
 }
 

@@ -3,7 +3,7 @@
  * what its files share; main.c fills in the options and calls init_run.
  *
  * Two kinds of process run this code: PID 1 (session.c, stream.c, outbox.c,
- * idle.c) and, below it, one supervisor an execution (supervisor.c, launch.c,
+ * idle.c, takeover.c) and, below it, one supervisor an execution (supervisor.c, launch.c,
  * script.c). tree.c, environ.c and privilege.c serve both. What must stay true:
  * PID 1 waits in epoll and nowhere else, and nothing that runs as the guest's
  * user can signal, trace or block either kind.
@@ -22,11 +22,13 @@
 #include "common/error.h"
 #include "common/wire.h"
 
-#define INIT_STREAMS_MAX 4096u
 /* Specs that were announced and have not reached their supervisor yet, in all. */
 #define INIT_SPECS_MAX_BYTES (4u * WIRE_SPEC_MAX)
 #define INIT_STDIN_WINDOW_BYTES (256u * 1024)
 #define INIT_LEFTOVERS_MAX 256u
+/* Executions that were begun and are refused a second time; a power of two. */
+#define INIT_SEEN_MAX 4096u
+#define INIT_SEEN_BUCKETS 1024u
 /* Of the pipes for stdout and stderr; a refusal by the kernel leaves its default. */
 #define INIT_PIPE_BYTES (256 * 1024)
 /* A suffix is ".mjs", not a path. */
@@ -120,6 +122,7 @@ struct output {
     bool ended;         /* nothing more will be sent; EOF was */
     bool lean;          /* the last read emptied the pipe and got little */
     bool lingering;     /* not read for a moment, so that more gathers */
+    uint64_t sent;      /* DATA bytes in all */
     int64_t pumped_us;  /* when it was read last */
 };
 
@@ -128,6 +131,7 @@ struct input {
     struct buf pending; /* received and not yet written to the process */
     uint32_t window;    /* bytes that the host may still send */
     uint32_t owed;      /* bytes consumed and not yet granted again */
+    uint64_t received;  /* bytes in all */
     bool open;          /* the spec asked for stdin and the host sent no EOF */
 };
 
@@ -144,6 +148,7 @@ struct execution {
     struct execution *next_in_bucket;
     struct execution *prev, *next; /* init->executions */
     uint32_t stream;
+    uint8_t uuid[WIRE_UUID_SIZE];
     enum execution_state state;
     size_t spec_size; /* 0 once all of it was handed over */
     size_t spec_sent;
@@ -164,6 +169,25 @@ struct leftover {
     struct grave grave; /* first */
     struct watch watch;
     struct leftover *prev, *next; /* oldest first */
+};
+
+/* An OVER frame's payload. As many are kept as a daemon may fail to record: it holds no more
+ * executions of a guest at once than limits.executions_live, and begins none while the database is
+ * away. */
+struct over {
+    uint32_t stream;
+    uint8_t payload[WIRE_OVER_MAX];
+    uint8_t len;
+};
+
+/* What outlives an execution for the daemon's sake (takeover.c). Rings; chains hold index + 1. */
+struct past {
+    uint8_t seen[INIT_SEEN_MAX][WIRE_UUID_SIZE];
+    uint16_t seen_next[INIT_SEEN_MAX];
+    uint16_t seen_buckets[INIT_SEEN_BUCKETS];
+    size_t seen_count; /* in all */
+    struct over overs[WIRE_OVERS_MAX];
+    size_t overs_count; /* in all */
 };
 
 enum session_state { SESSION_NEW, SESSION_READY, SESSION_RESETTING };
@@ -196,6 +220,7 @@ struct init {
     int64_t linger_until_us; /* 0: no output lingers */
     struct leftover *leftovers_first, *leftovers_last;
     size_t leftovers_count;
+    struct past past;
     struct grave *graves;
     uint8_t frame_in[WIRE_FRAME_MAX + 1]; /* one more than allowed, to see what is too long */
     uint8_t frame_out[WIRE_FRAME_MAX];
@@ -249,6 +274,8 @@ void execution_kill(struct init *init, struct execution *execution, uint32_t gra
 void execution_on_control(struct init *init, struct execution *execution, uint32_t events);
 /* Sends EXIT and forgets the execution if it ended and all its output is out. */
 void execution_finish_if_drained(struct init *init, struct execution *execution);
+/* Forgets the streams that still wait for the rest of their spec. */
+void execution_drop_unbegun(struct init *init);
 /* Forgets every stream; returns true when no process of them is left to wait for. */
 bool execution_reset_all(struct init *init);
 bool execution_any_dying(const struct init *init);
@@ -271,12 +298,24 @@ void stream_on_output_event(struct init *init, struct output *output);
 void stream_advance(struct init *init, struct execution *execution);
 /* Ends the pause of outputs that gather small pieces, if it is over. */
 void stream_end_linger(struct init *init);
+/* All credit is 0 again, both ways; what stdin has room for is to be granted anew. */
+void stream_withdraw_credit(struct init *init, struct execution *execution);
+void stream_grant_input(struct init *init, struct execution *execution);
 /* The main process ended: what is in the pipes now is the last of its output. */
 void stream_start_draining(struct init *init, struct execution *execution);
 /* Gives the pipes that somebody still holds to the leftovers, and closes the others. */
 void stream_leave_outputs(struct init *init, struct execution *execution);
 void stream_on_leftover(struct init *init, struct leftover *leftover);
 void stream_close_leftovers(struct init *init);
+
+/* --- takeover.c ----------------------------------------------------------------------------- */
+/* An execution is about to be started. False: it was already, once. */
+bool takeover_first_time(struct init *init, const uint8_t uuid[WIRE_UUID_SIZE]);
+bool takeover_has_seen(const struct init *init, const uint8_t uuid[WIRE_UUID_SIZE]);
+/* Remembers a stream's last frame, EXIT or FAILED; output counts its bytes sent. */
+void takeover_remember_end(struct init *init, const struct wire_over *over);
+/* RESYNC: tells what lives and what ended. */
+void takeover_resync(struct init *init, uint64_t nonce);
 
 /* --- environ.c ------------------------------------------------------------------------------ */
 /* Rebuilds init->environment: the base, the image's file, then SETUP's. ERR_PROTOCOL when

@@ -14,7 +14,7 @@
 #include "guestimg/init/init.h"
 
 #define OUTBOX_CROWDED_BYTES (256u * 1024)
-/* Three small frames for each of INIT_STREAMS_MAX streams, one DATA frame, the crowd limit. */
+/* Five small frames for each of WIRE_STREAMS_MAX streams, one DATA frame, the crowd limit. */
 #define OUTBOX_MAX_BYTES (4u * 1024 * 1024)
 
 bool outbox_is_empty(const struct init *init)
@@ -88,7 +88,7 @@ void outbox_send_in_place(struct init *init, enum wire_type type, uint8_t channe
 void outbox_send(struct init *init, enum wire_type type, uint8_t channel, uint32_t stream,
                  const void *payload, size_t payload_len)
 {
-    uint8_t frame[WIRE_HEADER_SIZE + 32];
+    uint8_t frame[WIRE_HEADER_SIZE + 64];
     if (payload_len > sizeof(frame) - WIRE_HEADER_SIZE) {
         init_stop(init, INIT_EXIT_INTERNAL, "frame too long to copy");
         return;

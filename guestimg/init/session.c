@@ -1,6 +1,6 @@
 /*
  * PID 1's event loop and the frames that concern the whole guest: HELLO at the
- * start, SETUP and READY, PING and PONG, RESET. Called by main.c (and by tests
+ * start, SETUP and READY, PING and PONG, RESET, RESYNC. Called by main.c (and by tests
  * on a socketpair). What must stay true: epoll_wait is the only place where
  * PID 1 waits; a frame that breaks the protocol, or the socket's end, ends
  * every process of the guest.
@@ -201,6 +201,8 @@ static void on_frame(struct init *init, const uint8_t *data, size_t len)
         on_setup(init, &frame);
     else if (frame.type == WIRE_RESET)
         on_reset(init);
+    else if (frame.type == WIRE_RESYNC)
+        takeover_resync(init, wire_get_u64(frame.payload));
     else
         on_stream_frame(init, &frame);
 }

@@ -84,6 +84,7 @@ void stream_on_data(struct init *init, struct execution *execution, const struct
         return;
     }
     input->window -= (uint32_t)len;
+    input->received += len;
     size_t done = 0;
     if (input->watch.fd < 0)
         done = len;
@@ -173,6 +174,7 @@ static bool pump_frame(struct init *init, struct output *output)
     if (got > 0) {
         outbox_send_in_place(init, WIRE_DATA, output->channel, output->execution->stream, got);
         output->credit -= got;
+        output->sent += got;
         output->remaining -= draining ? got : 0;
     }
     if (fill == FILL_END) {
@@ -257,6 +259,24 @@ void stream_on_credit(struct init *init, struct execution *execution, uint8_t ch
     struct output *output = &execution->outputs[channel - WIRE_STDOUT];
     output->credit += bytes;
     stream_advance(init, execution);
+}
+
+void stream_withdraw_credit(struct init *init, struct execution *execution)
+{
+    struct input *input = &execution->input;
+    if (input->open) {
+        input->window = 0;
+        input->owed = INIT_STDIN_WINDOW_BYTES - (uint32_t)input->pending.len;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        execution->outputs[i].credit = 0;
+        update_watch(init, &execution->outputs[i]);
+    }
+}
+
+void stream_grant_input(struct init *init, struct execution *execution)
+{
+    grant(init, execution);
 }
 
 void stream_start_draining(struct init *init, struct execution *execution)

@@ -1,11 +1,12 @@
 /*
  * The daemon's channel under a hostile guest, over its real socket and loop.
  * The input is a row of steps: frames of the guest, well-formed or raw bytes,
- * and what the daemon does meanwhile (SETUP, executions, kills, pings). However
+ * and what the daemon does meanwhile (SETUP, executions, kills, pings; or, where
+ * the first byte says so, a take-over and claims of what it found). However
  * that goes: one end, nothing after it; each stream ends once; no output beyond
  * the credit; every frame to the guest is well-formed and within its credit.
  */
-#include "daemon/channel.h"
+#include "daemon/channel_internal.h" /* numbers of claimed streams */
 
 #include <string.h>
 #include <sys/socket.h>
@@ -17,13 +18,16 @@
 #define STREAMS_MAX 4u
 #define STEPS_MAX 200u
 #define EXECS_MAX 64u
-/* A stream's number is at most its turn plus the places that others held each time. */
-#define IDS_MAX (EXECS_MAX * (STREAMS_MAX + 1))
+/* Stdin's credit is followed on streams of a lower number. A stream's number is at most its turn
+ * plus the places that others held each time, unless a guest that is taken over chose it. */
+#define IDS_MAX 1024u
+#define TAKE_OVER 0xffu
 /* Loop turns after a step: one to read and answer, one for what that freed. */
 #define TURNS 2
 
 struct host_stream {
     struct channel_stream *stream; /* NULL when it has ended */
+    uint32_t id;                   /* as the guest knows it; 0 before */
     struct bed *bed;
     bool started;
     bool has_input;
@@ -42,8 +46,8 @@ struct bed {
     unsigned hellos;
     struct host_stream streams[EXECS_MAX];
     unsigned execs;
-    /* By stream number, as the guest knows it. */
-    struct host_stream *by_id[IDS_MAX];
+    bool takes_over;
+    bool resynced;
     uint64_t input_granted[IDS_MAX];
     uint8_t rx[WIRE_FRAME_MAX];
     uint8_t guest_rx[WIRE_FRAME_MAX];
@@ -71,7 +75,7 @@ static void on_pong(void *arg)
 {
     const struct bed *bed = arg;
 
-    MUST(bed->ends == 0);
+    MUST(bed->ends == 0 && (!bed->takes_over || bed->resynced));
 }
 
 static void on_end(void *arg, enum channel_end end, const struct error *err)
@@ -82,7 +86,19 @@ static void on_end(void *arg, enum channel_end end, const struct error *err)
     MUST(bed->ends++ == 0 && error_is_set(err));
 }
 
-static const struct channel_handler handler = {on_hello, on_ready, on_pong, on_end};
+static void on_resynced(void *arg)
+{
+    struct bed *bed = arg;
+
+    MUST(bed->ends == 0 && bed->takes_over && !bed->resynced);
+    bed->resynced = true;
+}
+
+static const struct channel_handler handler = {.on_hello = on_hello,
+                                               .on_ready = on_ready,
+                                               .on_pong = on_pong,
+                                               .on_resynced = on_resynced,
+                                               .on_end = on_end};
 
 static void on_started(void *arg)
 {
@@ -160,6 +176,7 @@ static void exec(struct bed *bed, struct fuzz_input *in)
     /* The rest tells the guest's side which execution an EXEC frame announces. */
     size_t spec_len = fuzz_u16(in) / EXECS_MAX * EXECS_MAX * 4u + bed->execs;
     size_t input_len = fuzz_u16(in) * 4u;
+    uint8_t uuid[WIRE_UUID_SIZE] = {(uint8_t)bed->execs};
 
     if (bed->execs == EXECS_MAX)
         return;
@@ -169,14 +186,55 @@ static void exec(struct bed *bed, struct fuzz_input *in)
     spec.len = spec_len;
     input.len = input_len;
     *s = (struct host_stream){.bed = bed, .has_input = has_input};
-    s->stream =
-        channel_exec(bed->channel, &spec, has_input ? &input : NULL, &stream_handler, s, &err);
+    s->stream = channel_exec(bed->channel, uuid, &spec, has_input ? &input : NULL, &stream_handler,
+                             s, &err);
     if (s->stream)
         bed->execs++;
     else
         MUST(error_is_set(&err));
     buf_free(&spec);
     buf_free(&input);
+}
+
+/* What the guest lists is found under uuids of one byte. */
+static void claim(struct bed *bed, struct fuzz_input *in)
+{
+    struct host_stream *s = &bed->streams[bed->execs];
+    uint8_t uuid[WIRE_UUID_SIZE] = {fuzz_u8(in)};
+    struct buf input = BUF_INIT(0);
+    struct channel_found found;
+    size_t more = fuzz_u8(in);
+
+    if (!bed->resynced || bed->ends > 0 || bed->execs == EXECS_MAX ||
+        !channel_find(bed->channel, uuid, &found))
+        return;
+    if (!found.stream) {
+        MUST(found.failed ? found.errno_value > 0 : found.exit.signal <= 64);
+        return;
+    }
+    MUST(found.stdout_bytes <= INT64_MAX && found.stderr_bytes <= INT64_MAX);
+    if (found.takes_input && found.stdin_bytes > 100000)
+        return; /* as an execution whose stdin was not so long would */
+    *s = (struct host_stream){.bed = bed, .has_input = found.takes_input, .stream = found.stream};
+    s->id = found.stream->id;
+    s->started = found.stream->state == STREAM_RUNNING;
+    bed->execs++;
+    if (found.takes_input) {
+        size_t len = (size_t)found.stdin_bytes + more;
+
+        MUST(buf_reserve(&input, len + 1));
+        memset(input.data, 'i', len);
+        input.len = len;
+    }
+    channel_claim(found.stream, found.takes_input ? &input : NULL, &stream_handler, s);
+    buf_free(&input);
+    MUST(!channel_find(bed->channel, uuid, &found) || found.stream != s->stream);
+}
+
+static bool is_known(void *arg, const uint8_t uuid[WIRE_UUID_SIZE])
+{
+    (void)arg;
+    return uuid[0] == 1;
 }
 
 static void set_up(struct bed *bed, struct fuzz_input *in)
@@ -216,37 +274,50 @@ static void say_frame(struct bed *bed, struct fuzz_input *in)
     uint8_t type = fuzz_u8(in);
     uint8_t channel = fuzz_u8(in);
     uint32_t stream = fuzz_u8(in);
-    size_t len = type == WIRE_DATA ? fuzz_u16(in) : fuzz_u8(in) % 24u;
-    size_t some = len < 24 ? len : 4;
+    size_t len = type == WIRE_DATA ? fuzz_u16(in) : fuzz_u8(in) % 64u;
+    size_t some = type != WIRE_DATA || len < 24 ? len : 4;
     const uint8_t *bytes = fuzz_bytes(in, &some);
 
-    wire_header(bed->guest_tx, (enum wire_type)(type % 18), channel, stream);
+    wire_header(bed->guest_tx, (enum wire_type)(type % 21), channel, stream);
     memset(bed->guest_tx + WIRE_HEADER_SIZE, 0, len);
     memcpy(bed->guest_tx + WIRE_HEADER_SIZE, bytes, some);
-    if (type % 18 == WIRE_CREDIT && len == 4 && channel == WIRE_STDIN)
+    if (type % 21 == WIRE_CREDIT && len == 4 && channel == WIRE_STDIN)
         bed->input_granted[stream] += wire_get_u32(bed->guest_tx + WIRE_HEADER_SIZE);
     say(bed, WIRE_HEADER_SIZE + len);
+}
+
+static struct host_stream *find(struct bed *bed, uint32_t id)
+{
+    for (unsigned i = bed->execs; i-- > 0;)
+        if (bed->streams[i].id == id)
+            return &bed->streams[i];
+    return NULL;
 }
 
 static void hear_frame(struct bed *bed, const struct wire_frame *frame)
 {
     struct host_stream *s;
 
-    MUST(frame->stream < IDS_MAX);
     if (frame->type == WIRE_EXEC) {
-        s = bed->by_id[frame->stream] = &bed->streams[wire_get_u32(frame->payload) % EXECS_MAX];
+        s = &bed->streams[wire_get_u32(frame->payload) % EXECS_MAX];
+        s->id = frame->stream;
         s->granted[0] = wire_get_u32(frame->payload + 4);
         s->granted[1] = wire_get_u32(frame->payload + 8);
     }
-    s = bed->by_id[frame->stream];
-    MUST((s != NULL) == (frame->stream != 0));
+    if (frame->stream == 0)
+        return;
+    s = find(bed, frame->stream);
+    /* Strays are killed without the daemon's knowing. */
+    MUST(s || (bed->takes_over && (frame->type == WIRE_KILL || frame->type == WIRE_CREDIT)));
+    if (!s)
+        return;
     if (frame->type == WIRE_CREDIT) {
         MUST(frame->channel == WIRE_STDOUT || frame->channel == WIRE_STDERR);
         s->granted[frame->channel == WIRE_STDERR] += wire_get_u32(frame->payload);
     } else if (frame->type == WIRE_DATA) {
         MUST(frame->channel == WIRE_STDIN && s->has_input);
         s->input += frame->payload_len;
-        MUST(s->input <= bed->input_granted[frame->stream]);
+        MUST(frame->stream >= IDS_MAX || s->input <= bed->input_granted[frame->stream]);
     }
 }
 
@@ -270,7 +341,7 @@ static void step(struct bed *bed, struct fuzz_input *in)
     struct error err = ERROR_INIT;
     unsigned which;
 
-    switch (fuzz_u8(in) % 10) {
+    switch (fuzz_u8(in) % 12) {
     case 0:
         say_raw(bed, in);
         break;
@@ -299,6 +370,13 @@ static void step(struct bed *bed, struct fuzz_input *in)
         else if (fuzz_u8(in) == 'x')
             (void)shutdown(bed->guest, SHUT_RDWR);
         break;
+    case 10:
+        claim(bed, in);
+        break;
+    case 11:
+        if (bed->resynced && bed->ends == 0)
+            (void)channel_kill_strays(bed->channel, is_known, NULL);
+        break;
     default:
         break;
     }
@@ -321,7 +399,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bed->loop = loop_new(&err);
     MUST(bed->loop != NULL);
     bed->stop_timer = loop_timer_new(bed->loop, stop, bed->loop);
-    bed->channel = channel_new(bed->loop, fds[0], bed->rx, STREAMS_MAX, &handler, bed, &err);
+    bed->takes_over = in.len > 0 && in.data[0] == TAKE_OVER;
+    if (bed->takes_over) {
+        (void)fuzz_u8(&in);
+        bed->channel =
+            channel_take_over(bed->loop, fds[0], bed->rx, STREAMS_MAX, 1, &handler, bed, &err);
+    } else {
+        bed->channel = channel_new(bed->loop, fds[0], bed->rx, STREAMS_MAX, &handler, bed, &err);
+    }
     MUST(bed->stop_timer && bed->channel);
     for (unsigned i = 0; i < STEPS_MAX && in.len > 0; i++)
         step(bed, &in);

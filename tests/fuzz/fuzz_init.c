@@ -30,6 +30,9 @@ struct bed {
     bool open[STREAM_IDS];
     uint64_t granted[STREAM_IDS][2];
     uint64_t output[STREAM_IDS][2];
+    unsigned resyncs;                      /* not answered yet */
+    uint64_t granted_since[STREAM_IDS][2]; /* the last RESYNC was sent */
+    uint32_t uuids;
     uint8_t tx[WIRE_FRAME_MAX + 64];
     uint8_t rx[WIRE_FRAME_MAX];
 };
@@ -121,6 +124,17 @@ void privilege_return(void)
 
 /* --- the host ------------------------------------------------------------------------------- */
 
+/* What was granted before counts no more. */
+static void hear_resynced(struct bed *bed)
+{
+    MUST(bed->resyncs > 0);
+    if (--bed->resyncs > 0)
+        return;
+    for (size_t id = 0; id < STREAM_IDS; id++)
+        for (size_t k = 0; k < 2; k++)
+            bed->granted[id][k] = bed->output[id][k] + bed->granted_since[id][k];
+}
+
 static void hear_frame(struct bed *bed, const struct wire_frame *frame)
 {
     uint32_t id = frame->stream;
@@ -131,6 +145,18 @@ static void hear_frame(struct bed *bed, const struct wire_frame *frame)
         memset(bed->open, 0, sizeof(bed->open));
     } else if (frame->type == WIRE_READY) {
         bed->ready = true;
+    } else if (frame->type == WIRE_RESYNCED) {
+        hear_resynced(bed);
+    } else if (frame->type == WIRE_LIVE) {
+        struct error err = ERROR_INIT;
+        struct wire_live live;
+
+        MUST(wire_live_get(frame, &live, &err) == 0);
+    } else if (frame->type == WIRE_OVER) {
+        struct error err = ERROR_INIT;
+        struct wire_over over;
+
+        MUST(wire_over_get(frame, &over, &err) == 0);
     }
     if (id == 0 || id >= STREAM_IDS || !bed->ready)
         return;
@@ -161,6 +187,10 @@ static void hear_all(struct bed *bed)
 static void note(struct bed *bed, enum wire_type type, uint8_t channel, uint32_t id,
                  const uint8_t *payload)
 {
+    if (type == WIRE_RESYNC) {
+        bed->resyncs++;
+        memset(bed->granted_since, 0, sizeof(bed->granted_since));
+    }
     if (id == 0 || id >= STREAM_IDS)
         return;
     if (type == WIRE_EXEC) {
@@ -168,8 +198,10 @@ static void note(struct bed *bed, enum wire_type type, uint8_t channel, uint32_t
         memset(bed->output[id], 0, sizeof(bed->output[id]));
         bed->granted[id][0] = wire_get_u32(payload + 4);
         bed->granted[id][1] = wire_get_u32(payload + 8);
+        memcpy(bed->granted_since[id], bed->granted[id], sizeof(bed->granted[id]));
     } else if (type == WIRE_CREDIT && (channel == WIRE_STDOUT || channel == WIRE_STDERR)) {
         bed->granted[id][channel == WIRE_STDERR] += wire_get_u32(payload);
+        bed->granted_since[id][channel == WIRE_STDERR] += wire_get_u32(payload);
     }
 }
 
@@ -198,7 +230,7 @@ static void say_raw(struct bed *bed, struct fuzz_input *in)
 
 static void say_frame(struct bed *bed, struct fuzz_input *in)
 {
-    enum wire_type type = (enum wire_type)(fuzz_u8(in) % 18);
+    enum wire_type type = (enum wire_type)(fuzz_u8(in) % 21);
     uint8_t channel = fuzz_u8(in) % 4;
     uint32_t stream = fuzz_u8(in) % STREAM_IDS;
     size_t len = type == WIRE_DATA ? fuzz_u16(in) : fuzz_u8(in);
@@ -216,16 +248,19 @@ static void say_exec(struct bed *bed, struct fuzz_input *in)
 {
     uint32_t stream = fuzz_u8(in) % STREAM_IDS;
     size_t pieces = 1u + fuzz_u8(in) % 3u;
+    uint8_t flags = fuzz_u8(in);
     struct buf spec = BUF_INIT(0);
 
     MUST(wire_spec_put(&spec, WIRE_SPEC_ARG, "x", 1) == 0);
-    if (fuzz_u8(in) & 1)
+    if (flags & 1)
         MUST(wire_spec_put(&spec, WIRE_SPEC_STDIN, NULL, 0) == 0);
     wire_header(bed->tx, WIRE_EXEC, 0, stream);
     wire_put_u32(bed->tx + WIRE_HEADER_SIZE, (uint32_t)spec.len);
     wire_put_u32(bed->tx + WIRE_HEADER_SIZE + 4, fuzz_u16(in));
     wire_put_u32(bed->tx + WIRE_HEADER_SIZE + 8, fuzz_u16(in));
-    say(bed, WIRE_HEADER_SIZE + 12);
+    memset(bed->tx + WIRE_HEADER_SIZE + 12, 0, WIRE_UUID_SIZE);
+    wire_put_u32(bed->tx + WIRE_HEADER_SIZE + 12, flags & 2 ? 0 : ++bed->uuids);
+    say(bed, WIRE_HEADER_SIZE + 12 + WIRE_UUID_SIZE);
     for (size_t at = 0, i = 0; i < pieces; i++) {
         size_t len = i + 1 == pieces ? spec.len - at : spec.len / pieces;
 

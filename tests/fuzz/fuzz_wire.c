@@ -8,6 +8,26 @@
 #include "common/wire.h"
 #include "tests/fuzz/fuzz.h"
 
+/* What a guest tells about its streams is, when it is taken, the same when it is written again. */
+static void read_again(const struct wire_frame *frame)
+{
+    uint8_t live_bytes[WIRE_LIVE_SIZE];
+    uint8_t over_bytes[WIRE_OVER_MAX];
+    struct error err = ERROR_INIT;
+    struct wire_live live;
+    struct wire_over over;
+
+    if (frame->type == WIRE_LIVE && wire_live_get(frame, &live, &err) == 0) {
+        wire_live_put(live_bytes, &live);
+        MUST(memcmp(live_bytes, frame->payload, sizeof(live_bytes)) == 0);
+    }
+    if (frame->type == WIRE_OVER && wire_over_get(frame, &over, &err) == 0) {
+        MUST(over.last.type == WIRE_EXIT || over.last.type == WIRE_FAILED);
+        MUST(wire_over_put(over_bytes, &over) == frame->payload_len);
+        MUST(memcmp(over_bytes, frame->payload, frame->payload_len) == 0);
+    }
+}
+
 static void decode(struct fuzz_input in, enum wire_direction direction)
 {
     struct error err = ERROR_INIT;
@@ -23,6 +43,7 @@ static void decode(struct fuzz_input in, enum wire_direction direction)
     MUST(strcmp(wire_type_name(frame.type), "?") != 0);
     wire_header(header, frame.type, frame.channel, frame.stream);
     MUST(memcmp(header, in.data, sizeof(header)) == 0);
+    read_again(&frame);
 }
 
 static void read_spec(struct fuzz_input in)

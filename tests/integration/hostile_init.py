@@ -53,7 +53,7 @@ class Link:
         return kind, stream, channel, message[8:]
 
     def handshake(self):
-        self.send(frame(HELLO, u32(1)))
+        self.send(frame(HELLO, u32(2)))
         while self.receive()[0] != SETUP:
             pass
         self.send(frame(READY))
@@ -104,17 +104,17 @@ def exits_at_once(link):
 
 
 def hello_then_nothing(link):
-    link.send(frame(HELLO, u32(1)))
-    sleep_for_ever()
-
-
-def hello_of_another_version(link):
     link.send(frame(HELLO, u32(2)))
     sleep_for_ever()
 
 
+def hello_of_another_version(link):
+    link.send(frame(HELLO, u32(3)))
+    sleep_for_ever()
+
+
 def hello_twice(link):
-    link.send(frame(HELLO, u32(1)), frame(HELLO, u32(1)))
+    link.send(frame(HELLO, u32(2)), frame(HELLO, u32(2)))
     sleep_for_ever()
 
 
@@ -149,12 +149,12 @@ def an_unknown_type(link):
 
 
 def flags(link):
-    link.send(frame(HELLO, u32(1), flags=1))
+    link.send(frame(HELLO, u32(2), flags=1))
     sleep_for_ever()
 
 
 def hello_on_a_stream(link):
-    link.send(frame(HELLO, u32(1), stream=1))
+    link.send(frame(HELLO, u32(2), stream=1))
     sleep_for_ever()
 
 
@@ -164,13 +164,13 @@ def a_frame_of_the_daemon(link):
 
 
 def output_before_ready(link):
-    link.send(frame(HELLO, u32(1)), frame(DATA, b"x", 1, STDOUT))
+    link.send(frame(HELLO, u32(2)), frame(DATA, b"x", 1, STDOUT))
     sleep_for_ever()
 
 
 def a_passed_descriptor(link):
     try:
-        socket.send_fds(link.socket, [frame(HELLO, u32(1))], [1])
+        socket.send_fds(link.socket, [frame(HELLO, u32(2))], [1])
     except OSError:
         # gVisor itself refuses to pass descriptors to the host: nothing reached it.
         link.send(frame(200))
@@ -178,13 +178,13 @@ def a_passed_descriptor(link):
 
 
 def closes_its_sending_half(link):
-    link.send(frame(HELLO, u32(1)))
+    link.send(frame(HELLO, u32(2)))
     link.socket.shutdown(socket.SHUT_WR)
     sleep_for_ever()
 
 
 def closes_its_socket(link):
-    link.send(frame(HELLO, u32(1)))
+    link.send(frame(HELLO, u32(2)))
     link.socket.close()
     for fd in range(3):
         os.close(fd)

@@ -52,18 +52,6 @@ def test_the_keepers_death_ends_every_guest_whatever_the_guest_does(own_stack):
         assert cgroups_naming(sandbox["id"]) == []
 
 
-def test_mains_death_leaves_nothing_and_the_service_returns(own_stack):
-    stack = own_stack()
-    client = stack.client
-    sandbox = client.create(template="base")
-    os.kill(wait_for(lambda: stack.daemon_part("main"), "main"), signal.SIGKILL)
-    final = ended(client, sandbox)
-    assert final["state"] == "failed"
-    works_again(client)
-    wait_for(lambda: not processes_naming(sandbox["id"]), "no process")
-    assert cgroups_naming(sandbox["id"]) == []
-
-
 def test_a_killed_sentry_is_a_crash_and_harms_no_other(client):
     victim, other = client.create(template="base"), client.create(template="base")
     running = client.request("POST", f"~/{victim['id']}/exec?wait=0", {"cmd": "sleep 100"}).expect(202)

@@ -151,8 +151,8 @@ void make_project(struct db *db, const char *name, const char *max_sandboxes, ch
 
 void make_node(struct db *db, const char *number, const char *max_sandboxes, char *epoch_out)
 {
-    _cleanup_pgresult_ PGresult *res =
-        run(db, STMT_NODE_REGISTER, number, "3600000", "0.1.0", max_sandboxes, "{base,node}", "{}");
+    _cleanup_pgresult_ PGresult *res = run(db, STMT_NODE_REGISTER, number, "3600000", "0.1.0",
+                                           max_sandboxes, "{base,node}", "{}", "{}");
 
     copy_id(epoch_out, db_column(res, 0, "epoch"));
 }

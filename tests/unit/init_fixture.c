@@ -214,9 +214,19 @@ void put(struct buf *spec, enum wire_spec_tag tag, const char *text)
     ck_assert_int_eq(wire_spec_put(spec, tag, text, strlen(text)), 0);
 }
 
+uint32_t next_uuid = 1;
+
+void uuid_of(uint32_t number, uint8_t out[WIRE_UUID_SIZE])
+{
+    memset(out, 0x5a, WIRE_UUID_SIZE);
+    wire_put_u32(out, number * 2654435761u);
+    wire_put_u32(out + 12, number);
+}
+
 void send_exec(uint32_t stream, size_t spec_len, uint32_t out_credit, uint32_t err_credit)
 {
-    uint8_t payload[12];
+    uint8_t payload[12 + WIRE_UUID_SIZE];
+    uuid_of(next_uuid++, payload + 12);
     wire_put_u32(payload, (uint32_t)spec_len);
     wire_put_u32(payload + 4, out_credit);
     wire_put_u32(payload + 8, err_credit);

@@ -76,6 +76,9 @@ void expect_violation(void);
 /* Executions. */
 struct buf new_spec(void);
 void put(struct buf *spec, enum wire_spec_tag tag, const char *text);
+/* Each execution has a UUID of its own, unless next_uuid is set first. */
+extern uint32_t next_uuid;
+void uuid_of(uint32_t number, uint8_t out[WIRE_UUID_SIZE]);
 void send_exec(uint32_t stream, size_t spec_len, uint32_t out_credit, uint32_t err_credit);
 /* Sends the spec and frees it. */
 void start_spec(uint32_t stream, struct buf *spec, uint32_t out_credit);

@@ -187,6 +187,37 @@ START_TEST(the_seam_is_no_cut)
 }
 END_TEST
 
+START_TEST(what_went_by_unseen_is_omitted_at_the_start)
+{
+    struct capture capture;
+    struct capture_result result;
+
+    capture_init(&capture, 10);
+    capture_skip(&capture, 0); /* nothing went by */
+    capture_append(&capture, "abc", 3);
+    capture_finish(&capture, &result);
+    ck_assert_int_eq(result.omitted_at, -1);
+    free(result.data);
+
+    capture_init(&capture, 10);
+    capture_skip(&capture, 1000);
+    capture_finish(&capture, &result);
+    ck_assert_ptr_null(result.data);
+    ck_assert_uint_eq(result.total, 1000);
+    ck_assert_int_eq(result.omitted_at, 0);
+
+    capture_init(&capture, 10);
+    capture_skip(&capture, 1000);
+    feed(&capture, "0123456789abcdefghij", 20, 3);
+    capture_finish(&capture, &result);
+    ck_assert_uint_eq(result.total, 1020);
+    ck_assert_uint_eq(result.len, 10);
+    ck_assert_int_eq(memcmp(result.data, "abcdefghij", 10), 0);
+    ck_assert_int_eq(result.omitted_at, 0);
+    free(result.data);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("capture");
@@ -201,6 +232,7 @@ int main(void)
     tcase_add_test(tc, no_character_is_split);
     tcase_add_test(tc, binary_is_kept_to_the_byte);
     tcase_add_test(tc, the_seam_is_no_cut);
+    tcase_add_test(tc, what_went_by_unseen_is_omitted_at_the_start);
     suite_add_tcase(suite, tc);
     runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

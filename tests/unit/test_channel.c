@@ -63,7 +63,8 @@ static void on_end(void *arg, enum channel_end end, const struct error *err)
     snprintf(seen.detail, sizeof(seen.detail), "%s", err->detail);
 }
 
-static const struct channel_handler handler = {on_hello, on_ready, on_pong, on_end};
+static const struct channel_handler handler = {
+    .on_hello = on_hello, .on_ready = on_ready, .on_pong = on_pong, .on_end = on_end};
 
 static void on_started(void *arg)
 {
@@ -241,6 +242,7 @@ static void make_ready(void)
 /* Opens a stream; its spec has spec_len bytes, its stdin input_len (-1: none). */
 static struct channel_stream *open_stream(size_t spec_len, ssize_t input_len)
 {
+    static const uint8_t uuid[WIRE_UUID_SIZE] = "0123456789abcdef";
     struct buf spec = BUF_INIT(0);
     struct buf input = BUF_INIT(0);
     struct error err = ERROR_INIT;
@@ -250,8 +252,8 @@ static struct channel_stream *open_stream(size_t spec_len, ssize_t input_len)
         buf_append_u8(&spec, (uint8_t)(i * 31));
     for (ssize_t i = 0; i < input_len; i++)
         buf_append_u8(&input, (uint8_t)(i * 17));
-    stream =
-        channel_exec(channel, &spec, input_len >= 0 ? &input : NULL, &stream_handler, NULL, &err);
+    stream = channel_exec(channel, uuid, &spec, input_len >= 0 ? &input : NULL, &stream_handler,
+                          NULL, &err);
     buf_free(&spec);
     buf_free(&input);
     return stream;

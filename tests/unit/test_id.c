@@ -44,6 +44,20 @@ START_TEST(only_the_canonical_spelling)
 }
 END_TEST
 
+START_TEST(bytes_and_back)
+{
+    static const uint8_t wanted[ID_BYTES] = {0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77,
+                                             0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff};
+    uint8_t bytes[ID_BYTES];
+    char text[ID_SIZE];
+
+    id_to_bytes("00112233-4455-6677-8899-aabbccddeeff", bytes);
+    ck_assert_mem_eq(bytes, wanted, sizeof(wanted));
+    id_from_bytes(bytes, text);
+    ck_assert_str_eq(text, "00112233-4455-6677-8899-aabbccddeeff");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("id");
@@ -52,6 +66,7 @@ int main(void)
 
     tcase_add_test(tcase, made_ids_are_valid_and_random);
     tcase_add_test(tcase, only_the_canonical_spelling);
+    tcase_add_test(tcase, bytes_and_back);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_NORMAL);
     int failed = srunner_ntests_failed(runner);

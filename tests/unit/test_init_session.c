@@ -354,17 +354,19 @@ START_TEST(malformed_frames_end_the_guest)
         {WIRE_PING, 0, 0, 0, 7},                    /* too short */
         {WIRE_PING, 0, 1, 0, 8},                    /* flags */
         {WIRE_PING, 0, 0, 3, 8},                    /* a stream on a control frame */
-        {WIRE_EXEC, 0, 0, 0, 12},                   /* none on a stream frame */
+        {WIRE_EXEC, 0, 0, 0, 28},                   /* none on a stream frame */
         {WIRE_DATA, 3, 0, 1, 8},                    /* no such channel */
         {WIRE_DATA, 0, 0, 1, WIRE_PAYLOAD_MAX + 1}, /* too long */
         {WIRE_SETUP, 0, 0, 0, 8},                   /* a second one */
         {WIRE_SIGNAL, 0, 0, 1, 1},                  /* signal 0 */
+        {WIRE_RESYNC, 0, 0, 0, 7},                  /* too short */
+        {WIRE_LIVE, 0, 0, 1, 48},                   /* wrong direction */
     };
     int which = _i;
     start_shell(1, "trap '' TERM; echo up; sleep 1000; :", PLENTY, false);
     _cleanup_outcome_ struct outcome o = {0};
     await_output(1, &o, "up\n");
-    ck_assert_uint_eq(ARRAY_LEN(frames), 11);
+    ck_assert_uint_eq(ARRAY_LEN(frames), 13);
     send_header(frames[which].type, frames[which].channel, frames[which].flags,
                 frames[which].stream, frames[which].payload_len);
     expect_violation();
@@ -528,7 +530,7 @@ static void add_ready_tests(Suite *suite)
     };
     for (size_t i = 0; i < ARRAY_LEN(tests); i++)
         tcase_add_test(ready, tests[i]);
-    tcase_add_loop_test(ready, malformed_frames_end_the_guest, 0, 11);
+    tcase_add_loop_test(ready, malformed_frames_end_the_guest, 0, 13);
     tcase_add_loop_test(ready, breaches_of_a_stream_end_the_guest, 0, 10);
     suite_add_tcase(suite, ready);
 }

@@ -35,7 +35,8 @@ struct bench { /* all a test stands on */
     struct templates templates;
     struct keeper_setup setup;
     pid_t keeper;
-    int sock;
+    int control; /* the supervisor's end */
+    int sock;    /* main's */
 };
 
 static struct bench bench;
@@ -84,7 +85,7 @@ static void bench_setup(void)
     int version = cgroup_detect(CGROUP_ROOT, &err);
 
     memset(&bench, 0, sizeof(bench));
-    bench.sock = -1;
+    bench.sock = bench.control = -1;
     (void)snprintf(bench.dir, sizeof(bench.dir), "/tmp/paddock-keeper-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(bench.dir));
     make_folder("/runsc");
@@ -103,16 +104,39 @@ static void bench_setup(void)
                                         .templates = &bench.templates};
 }
 
+static void expect_attached(void);
+
+/* The next main; a former one's socket stays open unless it was closed. */
+static void attach(void)
+{
+    struct error err = ERROR_INIT;
+    int fds[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+    ck_assert_msg(keeper_give_main(bench.control, fds[1], &err) == 0, "%s", err.detail);
+    close(fds[1]);
+    bench.sock = fds[0];
+}
+
 static void start_keeper(void)
 {
     struct error err = ERROR_INIT;
     int fds[2];
 
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
-    bench.sock = fds[0];
+    bench.control = fds[0];
     bench.keeper = keeper_spawn(&bench.setup, fds[1], -1, &err);
     ck_assert_msg(bench.keeper > 0, "%s", err.detail);
     close(fds[1]);
+    attach();
+    expect_attached();
+}
+
+static void close_end(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
 }
 
 /* Returns the wait status. */
@@ -156,8 +180,8 @@ static void bench_teardown(void)
     struct error err = ERROR_INIT;
     char path[128];
 
-    if (bench.sock >= 0)
-        close(bench.sock);
+    close_end(&bench.sock);
+    close_end(&bench.control);
     if (bench.keeper > 0)
         (void)wait_keeper();
     ck_assert_msg(keeper_sweep(&bench.setup, &err) == 0, "%s", err.detail);
@@ -272,8 +296,15 @@ static int expect(enum keeper_event event, const char *id, struct keeper_report 
                   "%s", err.detail);
     ck_assert_msg(report->event == event, "event %u: %s", report->event, report->text);
     ck_assert_str_eq(report->id, id);
-    ck_assert_int_eq(fd >= 0, event == KEEPER_STARTED);
+    ck_assert_int_eq(fd >= 0, event == KEEPER_STARTED || (event == KEEPER_HELD && !report->ending));
     return fd;
+}
+
+static void expect_attached(void)
+{
+    struct keeper_report report;
+
+    (void)expect(KEEPER_ATTACHED, "", &report);
 }
 
 static int start_guest(const struct keeper_request *request)
@@ -364,7 +395,7 @@ static void make_ready(int fd, uint32_t pids)
 static void exec_shell(int fd, uint32_t stream, const char *script)
 {
     struct buf spec = BUF_INIT(0);
-    uint8_t exec[12];
+    uint8_t exec[12 + WIRE_UUID_SIZE] = {0};
 
     ck_assert_int_eq(wire_spec_put(&spec, WIRE_SPEC_ARG, "/bin/sh", 7), 0);
     ck_assert_int_eq(wire_spec_put(&spec, WIRE_SPEC_ARG, "-c", 2), 0);
@@ -372,6 +403,7 @@ static void exec_shell(int fd, uint32_t stream, const char *script)
     wire_put_u32(exec, (uint32_t)spec.len);
     wire_put_u32(exec + 4, 65536);
     wire_put_u32(exec + 8, 65536);
+    wire_put_u32(exec + 12, stream);
     send_frame(fd, WIRE_EXEC, stream, exec, sizeof(exec));
     send_frame(fd, WIRE_SPEC, stream, spec.data, spec.len);
     buf_free(&spec);
@@ -436,7 +468,8 @@ START_TEST(a_guest_that_ends_by_itself_is_told_once)
     start_keeper();
     fd = start_guest(&request);
     expect_frame(fd, WIRE_HELLO);
-    close(fd); /* end of file: paddock-init exits */
+    ck_assert_int_eq(shutdown(fd, SHUT_RDWR), 0); /* end of file: paddock-init exits */
+    close(fd);
     (void)expect(KEEPER_ENDED, request.id, &report);
     ck_assert_int_eq(report.exit_status, 0);
     ck_assert_uint_eq(report.killed, 0);
@@ -514,7 +547,7 @@ START_TEST(a_runsc_that_cannot_be_executed_tells_why)
 }
 END_TEST
 
-START_TEST(mains_end_of_the_socket_ends_every_guest)
+START_TEST(the_supervisors_end_of_the_socket_ends_every_guest)
 {
     struct keeper_request requests[2] = {start_request(), start_request()};
     int fds[2];
@@ -524,8 +557,7 @@ START_TEST(mains_end_of_the_socket_ends_every_guest)
     for (unsigned i = 0; i < 2; i++)
         fds[i] = start_guest(&requests[i]);
     expect_frame(fds[1], WIRE_HELLO); /* the first may still be starting */
-    close(bench.sock);
-    bench.sock = -1;
+    close_end(&bench.control);
     status = wait_keeper();
     ck_assert(WIFEXITED(status));
     ck_assert_int_eq(WEXITSTATUS(status), 0);
@@ -534,6 +566,196 @@ START_TEST(mains_end_of_the_socket_ends_every_guest)
         close(fds[i]);
     }
     assert_no_trace("*");
+}
+END_TEST
+
+static void expect_program(int fd, uint32_t stream, const char *script, const char *wanted)
+{
+    char out[4096];
+
+    exec_shell(fd, stream, script);
+    (void)collect(fd, out, sizeof(out));
+    ck_assert_msg(strcmp(out, wanted) == 0, "%s: %s", script, out);
+}
+
+START_TEST(a_guest_outlives_its_main_and_is_given_to_the_next)
+{
+    struct keeper_request request = start_request();
+    struct keeper_report report;
+    int fd;
+
+    start_keeper();
+    fd = start_guest(&request);
+    make_ready(fd, 64);
+    expect_program(fd, 1, "echo kept > /workspace/file", "");
+    for (uint32_t i = 0; i < 3; i++) {
+        close(fd);
+        if (i != 1) /* else the keeper itself lets the former one go */
+            close_end(&bench.sock);
+        attach();
+        fd = expect(KEEPER_HELD, request.id, &report);
+        ck_assert_uint_eq(report.ending, 0);
+        ck_assert_str_eq(report.reason, "");
+        expect_attached();
+        expect_program(fd, 2 + i, "cat /workspace/file", "kept\n");
+    }
+    end_guest(request.id, &report);
+    close(fd);
+}
+END_TEST
+
+START_TEST(an_end_is_told_until_a_main_has_recorded_it)
+{
+    struct keeper_request requests[2] = {start_request(), start_request()};
+    struct keeper_report report;
+    char trace[128];
+
+    start_keeper();
+    for (unsigned i = 0; i < 2; i++)
+        close(start_guest(&requests[i]));
+    memcpy(requests[0].reason, "relay_lost", 11);
+    requests[0].op = KEEPER_END;
+    send_request(&requests[0]);
+    close_end(&bench.sock); /* which hears nothing of the end */
+    (void)snprintf(trace, sizeof(trace), "%s/guests/%s", bench.dir, requests[0].id);
+    while (count_paths(trace) > 0)
+        (void)poll(NULL, 0, 5);
+    for (unsigned i = 0; i < 2; i++) {
+        attach();
+        close(expect(KEEPER_HELD, requests[1].id, &report));
+        (void)expect(KEEPER_ENDED, requests[0].id, &report);
+        ck_assert_uint_eq(report.killed, 1);
+        ck_assert_str_eq(report.reason, "relay_lost");
+        expect_attached();
+        close_end(&bench.sock);
+    }
+    attach();
+    ask(KEEPER_FORGET, requests[0].id);
+    ask(KEEPER_FORGET, requests[0].id); /* again is harmless */
+    close_end(&bench.sock);
+    attach();
+    close(expect(KEEPER_HELD, requests[1].id, &report));
+    expect_attached();
+    end_guest(requests[1].id, &report);
+}
+END_TEST
+
+/* A guest on its way out has no socket to give any more. */
+START_TEST(a_main_that_comes_while_a_guest_ends_hears_that)
+{
+    struct keeper_request request = start_request();
+    struct keeper_report report;
+    struct error err = ERROR_INIT;
+    int fd = -1;
+
+    start_keeper();
+    close(start_guest(&request));
+    request.op = KEEPER_END;
+    memcpy(request.reason, "ttl", 4);
+    send_request(&request);
+    attach();
+    /* HELD and then ENDED, or ENDED at once: never a socket. */
+    do {
+        wait_readable(bench.sock);
+        ck_assert_int_eq(fdpass_recv(bench.sock, &report, sizeof(report), &fd, &err),
+                         sizeof(report));
+        ck_assert_int_eq(fd, -1);
+        ck_assert(report.event == KEEPER_ATTACHED || strcmp(report.reason, "ttl") == 0);
+        ck_assert(report.event != KEEPER_HELD || report.ending == 1);
+    } while (report.event != KEEPER_ENDED);
+}
+END_TEST
+
+START_TEST(without_a_main_guests_live_as_long_as_the_lease)
+{
+    struct keeper_request request = start_request();
+    struct keeper_report report;
+    int fd;
+
+    bench.config->daemon_lease = 300;
+    start_keeper();
+    fd = start_guest(&request);
+    make_ready(fd, 64);
+    (void)poll(NULL, 0, 400); /* no harm while a main is there: it answers */
+    expect_program(fd, 1, "echo alive", "alive\n");
+    close_end(&bench.sock);
+    expect_end_of_file(fd);
+    close(fd);
+    attach();
+    do { /* HELD as ending first, where it is not all gone yet */
+        wait_readable(bench.sock);
+        struct error err = ERROR_INIT;
+        ck_assert_int_eq(fdpass_recv(bench.sock, &report, sizeof(report), &fd, &err),
+                         sizeof(report));
+        ck_assert_int_eq(fd, -1);
+    } while (report.event != KEEPER_ENDED);
+    ck_assert_str_eq(report.id, request.id);
+    ck_assert_str_eq(report.reason, "node_lost");
+    ck_assert_uint_eq(report.killed, 1);
+}
+END_TEST
+
+START_TEST(what_is_held_can_be_listed)
+{
+    struct keeper_request request = start_request();
+    struct keeper_request other = start_request();
+    struct keeper_report report;
+
+    start_keeper();
+    ask(KEEPER_LIST, other.id);
+    (void)expect(KEEPER_LIST_END, other.id, &report);
+    close(start_guest(&request));
+    ask(KEEPER_LIST, other.id);
+    (void)expect(KEEPER_LISTED, request.id, &report);
+    ck_assert_uint_eq(report.ending, 0);
+    (void)expect(KEEPER_LIST_END, other.id, &report);
+    end_guest(request.id, &report);
+}
+END_TEST
+
+static bool is_first(void *arg, const char *id)
+{
+    return strcmp(id, arg) == 0;
+}
+
+static void make_file(const char *name)
+{
+    char path[256];
+    FILE *file;
+
+    (void)snprintf(path, sizeof(path), "%s%s", bench.dir, name);
+    file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    (void)fclose(file);
+}
+
+START_TEST(strays_are_swept_and_guests_are_not)
+{
+    struct keeper_request request = start_request();
+    struct keeper_report report;
+    struct cgroup_limits limits = {.memory_bytes = 64 * MIB, .cpus = 1, .pids = 10};
+    struct error err = ERROR_INIT;
+    char stray[ID_SIZE];
+    char name[128];
+    int fd;
+
+    start_keeper();
+    fd = start_guest(&request);
+    make_ready(fd, 64);
+    id_new(stray);
+    (void)snprintf(name, sizeof(name), "/guests/%s", stray);
+    make_folder(name);
+    (void)snprintf(name, sizeof(name), "/runsc/%s_sandbox:%s.state", stray, stray);
+    make_file(name);
+    (void)snprintf(name, sizeof(name), "/runsc/runsc-%s.sock", stray);
+    make_file(name);
+    ck_assert_msg(cgroup_create(bench.cgroup, stray, &limits, &err) == 0, "%s", err.detail);
+    bench.log.level = LOG_ERROR;
+    keeper_sweep_strays(&bench.setup, is_first, request.id);
+    assert_no_trace(stray);
+    expect_program(fd, 1, "echo alive", "alive\n");
+    end_guest(request.id, &report);
+    close(fd);
 }
 END_TEST
 
@@ -611,11 +833,13 @@ enum malformed {
     ID_AS_PATH,
     TEMPLATE_WITHOUT_END,
     TEMPLATE_AS_PATH,
+    REASON_WITHOUT_END,
+    REASON_AS_TEXT,
     WITH_DESCRIPTOR,
     MALFORMED_COUNT
 };
 
-START_TEST(a_message_that_is_no_request_ends_keeper_and_guests)
+START_TEST(a_message_that_is_no_request_costs_main_its_socket)
 {
     struct {
         struct keeper_request request;
@@ -623,8 +847,8 @@ START_TEST(a_message_that_is_no_request_ends_keeper_and_guests)
     } bad = {.request = start_request()};
     struct keeper_request good = start_request();
     struct error err = ERROR_INIT;
+    struct keeper_report report;
     size_t len = sizeof(bad.request);
-    int status;
     int fd;
 
     start_keeper();
@@ -651,17 +875,43 @@ START_TEST(a_message_that_is_no_request_ends_keeper_and_guests)
     case TEMPLATE_AS_PATH:
         memcpy(bad.request.template_name, "../base", 8);
         break;
+    case REASON_WITHOUT_END:
+        bad.request.op = KEEPER_END;
+        memset(bad.request.reason, 'a', sizeof(bad.request.reason));
+        break;
+    case REASON_AS_TEXT:
+        bad.request.op = KEEPER_END;
+        memcpy(bad.request.reason, "a b", 4);
+        break;
     case WITH_DESCRIPTOR:
     case MALFORMED_COUNT:
         break;
     }
     ck_assert_int_eq(fdpass_send(bench.sock, &bad, len, _i == WITH_DESCRIPTOR ? fd : -1, &err), 0);
+    close(fd);
+    expect_end_of_file(bench.sock);
+    close_end(&bench.sock);
+    attach(); /* and the guest is the next one's */
+    fd = expect(KEEPER_HELD, good.id, &report);
+    expect_attached();
+    expect_frame(fd, WIRE_HELLO);
+    end_guest(good.id, &report);
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_is_no_main_ends_the_keeper)
+{
+    struct keeper_control bad = {.op = _i == 0 ? 99 : KEEPER_CONTROL_MAIN};
+    struct error err = ERROR_INIT;
+    int status;
+
+    start_keeper();
+    ck_assert_int_eq(
+        fdpass_send(bench.control, &bad, sizeof(bad), _i == 0 ? bench.control : -1, &err), 0);
     status = wait_keeper();
     ck_assert(WIFEXITED(status));
     ck_assert_int_eq(WEXITSTATUS(status), 1);
-    expect_end_of_file(fd);
-    assert_no_trace("*");
-    close(fd);
 }
 END_TEST
 
@@ -775,10 +1025,17 @@ int main(void)
     tcase_add_test(tcase, a_run_that_fails_tells_why);
     tcase_add_test(tcase, an_image_that_is_gone_is_refused);
     tcase_add_test(tcase, a_runsc_that_cannot_be_executed_tells_why);
-    tcase_add_test(tcase, mains_end_of_the_socket_ends_every_guest);
+    tcase_add_test(tcase, the_supervisors_end_of_the_socket_ends_every_guest);
+    tcase_add_test(tcase, a_guest_outlives_its_main_and_is_given_to_the_next);
+    tcase_add_test(tcase, an_end_is_told_until_a_main_has_recorded_it);
+    tcase_add_test(tcase, a_main_that_comes_while_a_guest_ends_hears_that);
+    tcase_add_test(tcase, without_a_main_guests_live_as_long_as_the_lease);
+    tcase_add_test(tcase, what_is_held_can_be_listed);
+    tcase_add_test(tcase, strays_are_swept_and_guests_are_not);
+    tcase_add_loop_test(tcase, what_is_no_main_ends_the_keeper, 0, 2);
     tcase_add_test(tcase, the_keepers_death_is_every_guests);
     tcase_add_test(tcase, what_this_host_does_not_offer_is_refused);
-    tcase_add_loop_test(tcase, a_message_that_is_no_request_ends_keeper_and_guests, 0,
+    tcase_add_loop_test(tcase, a_message_that_is_no_request_costs_main_its_socket, 0,
                         MALFORMED_COUNT);
     tcase_add_test(tcase, the_guest_sees_its_limits_and_nothing_of_the_host);
     tcase_add_test(tcase, an_oom_kill_in_the_guest_is_counted);

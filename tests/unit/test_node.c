@@ -20,6 +20,10 @@ struct sandboxes {
     unsigned stop_at;
     char kind;
     char id[ID_SIZE];
+    char sandbox_id[ID_SIZE];
+    unsigned claimed, stop_at_claimed, reconciled, adopted;
+    char claimed_kind;
+    const char *held;
 };
 
 struct fixture {
@@ -43,6 +47,31 @@ void sandboxes_work(struct sandboxes *all, char kind, const char *id)
     snprintf(all->id, sizeof(all->id), "%s", id);
     if (all->work == all->stop_at)
         loop_stop(all->loop);
+}
+
+void sandboxes_claimed(struct sandboxes *all, char kind, const char *id, const char *sandbox_id)
+{
+    all->claimed++;
+    all->claimed_kind = kind;
+    snprintf(all->id, sizeof(all->id), "%s", id);
+    snprintf(all->sandbox_id, sizeof(all->sandbox_id), "%s", sandbox_id);
+    if (all->claimed == all->stop_at_claimed)
+        loop_stop(all->loop);
+}
+
+void sandboxes_reconcile_guests(struct sandboxes *all)
+{
+    all->reconciled++;
+}
+
+int sandboxes_list_held(const struct sandboxes *all, struct buf *out)
+{
+    return buf_append_str(out, all->held ? all->held : "{}");
+}
+
+void sandboxes_adopt_held(struct sandboxes *all)
+{
+    all->adopted++;
 }
 
 static void on_registered(struct daemon *d)
@@ -179,6 +208,39 @@ START_TEST(work_is_announced_by_notification)
     loop_until_work(&f, 2);
     ck_assert_int_eq(f.sandboxes.kind, 'e');
     ck_assert_str_eq(f.sandboxes.id, execution);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(what_is_held_stays_and_is_adopted)
+{
+    struct fixture f;
+    char epoch[32];
+    char held[ID_TEXT_SIZE + 2];
+    char sandboxes[2][ID_TEXT_SIZE];
+    setup(&f);
+    make_node(f.db, "1", "5", epoch);
+    for (int i = 0; i < 2; i++) {
+        make_sandbox(f.db, f.project, sandboxes[i]);
+        start_sandbox(f.db, sandboxes[i], "1", epoch);
+    }
+    snprintf(held, sizeof(held), "{%s}", sandboxes[0]);
+    f.sandboxes.held = held;
+    f.sandboxes.stop_at_claimed = 1;
+    node_start(f.d.node, on_registered);
+    loop_guarded(&f);
+    ck_assert_uint_eq(f.sandboxes.adopted, 1);
+    assert_text(raw(f.db, "SELECT state FROM sandboxes WHERE id = '%s'", sandboxes[0]), "ready");
+    assert_text(
+        raw(f.db, "SELECT concat(state, ' ', reason) FROM sandboxes WHERE id = '%s'", sandboxes[1]),
+        "failed daemon_restart");
+    /* and the scan compares rows and guests */
+    while (f.sandboxes.claimed == 0)
+        loop_guarded(&f);
+    ck_assert_int_eq(f.sandboxes.claimed_kind, 's');
+    ck_assert_str_eq(f.sandboxes.id, sandboxes[0]);
+    ck_assert_str_eq(f.sandboxes.sandbox_id, sandboxes[0]);
+    ck_assert_uint_ge(f.sandboxes.reconciled, 1);
     teardown(&f);
 }
 END_TEST
@@ -347,6 +409,7 @@ int main(void)
     tcase_add_test(tc, a_daemon_registers_its_node);
     tcase_add_test(tc, work_that_waits_at_the_start_is_found);
     tcase_add_test(tc, work_is_announced_by_notification);
+    tcase_add_test(tc, what_is_held_stays_and_is_adopted);
     tcase_add_test(tc, a_malformed_notification_is_dropped);
     tcase_add_test(tc, a_reconnect_keeps_the_epoch_and_scans);
     tcase_add_test(tc, the_heartbeat_is_renewed);

@@ -15,6 +15,8 @@
 
 #include "common/fdpass.h"
 #include "common/handoff.h"
+#include "daemon/keeper/protocol.h"
+#include "daemon/main_protocol.h"
 #include "daemon/run.h"
 #include "db_fixture.h"
 
@@ -26,6 +28,7 @@ struct fixture {
     struct db *db;
     pid_t pid;
     int keeper; /* the test's end */
+    int parent; /* likewise, of the supervisor's socket */
     char folder[64];
     char socket_path[96];
 };
@@ -57,13 +60,15 @@ static void setup(struct fixture *f)
     set(&f->config->daemon_handoff_socket, f->socket_path);
     set(&f->config->database_dsn, db_fixture_server()->conninfo);
     f->db = db_fixture_open();
-    f->keeper = -1;
+    f->keeper = f->parent = -1;
 }
 
 static void teardown(struct fixture *f)
 {
     if (f->keeper >= 0)
         close(f->keeper);
+    if (f->parent >= 0)
+        close(f->parent);
     unlink(f->socket_path);
     rmdir(f->folder);
     config_free(f->config);
@@ -73,17 +78,27 @@ static void teardown(struct fixture *f)
 static void launch(struct fixture *f)
 {
     int pair[2];
+    int parent[2];
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, parent), 0);
     f->pid = fork();
     ck_assert_int_ge(f->pid, 0);
     if (f->pid == 0) {
         struct error err = ERROR_INIT;
         close(pair[1]);
-        int code = daemon_run(f->config, pair[0], "{}", &err);
+        close(parent[1]);
+        int code = daemon_run(f->config, pair[0], parent[0], "{}", &err);
         _exit(code != 0 && err.code == ERR_NONE ? code + 100 : code);
     }
     close(pair[0]);
+    close(parent[0]);
     f->keeper = pair[1];
+    f->parent = parent[1];
+    struct error err = ERROR_INIT;
+    struct keeper_report attached;
+    memset(&attached, 0, sizeof(attached));
+    attached.event = KEEPER_ATTACHED;
+    ck_assert_int_eq(fdpass_send(f->keeper, &attached, sizeof(attached), -1, &err), 0);
 }
 
 static bool is_registered(struct fixture *f)
@@ -203,6 +218,14 @@ static bool closing_waits(struct fixture *f)
                            " AND query LIKE '%%accepting%%'") == 1;
 }
 
+static bool beat_waits(struct fixture *f)
+{
+    free(raw(f->db, "SELECT pg_stat_clear_snapshot()"));
+    return raw_long(f->db, "SELECT count(*) FROM pg_stat_activity WHERE application_name ="
+                           " 'paddockd' AND wait_event_type = 'Lock'"
+                           " AND query LIKE '%%heartbeat_at%%'") == 1;
+}
+
 START_TEST(what_is_queued_is_committed_before_it_leaves_and_a_second_signal_does_not_wait)
 {
     struct fixture f;
@@ -262,6 +285,105 @@ START_TEST(the_end_of_the_keeper_ends_the_daemon)
 }
 END_TEST
 
+/* Beats come and go meanwhile. */
+static void expect_word(struct fixture *f, enum main_word word)
+{
+    struct main_saying said;
+    do
+        ck_assert_int_eq(recv(f->parent, &said, sizeof(said), 0), sizeof(said));
+    while (said.word != word);
+}
+
+static void order_to_leave(struct fixture *f)
+{
+    static const struct main_order order = {.verb = MAIN_LEAVE};
+    ck_assert_int_eq(send(f->parent, &order, sizeof(order), 0), sizeof(order));
+}
+
+START_TEST(it_beats_and_says_that_it_is_ready)
+{
+    struct fixture f;
+    setup(&f);
+    f.config->daemon_watchdog = 40;
+    launch(&f);
+    expect_word(&f, MAIN_READY);
+    ck_assert(is_registered(&f));
+    for (int i = 0; i < 5; i++)
+        expect_word(&f, MAIN_BEAT);
+    close(f.parent); /* a supervisor that is gone is the end */
+    f.parent = -1;
+    ck_assert_int_eq(wait_exit(&f), 101);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(it_leaves_the_node_open_and_those_who_wait_to_the_next)
+{
+    struct fixture f;
+    struct error err = ERROR_INIT;
+    char project[ID_TEXT_SIZE];
+    char sandbox[ID_TEXT_SIZE];
+    char epoch[32];
+    setup(&f);
+    /* A sandbox of another node: nothing that happens here ends its wait. */
+    make_project(f.db, "run", NULL, project);
+    make_node(f.db, "2", "5", epoch);
+    make_sandbox(f.db, project, sandbox);
+    free(raw(f.db, "UPDATE nodes SET accepting = false"));
+    launch_registered(&f);
+    int web_server = hand_over(&f, sandbox);
+    while (_i > 0 && raw_long(f.db, "SELECT count(*) FROM pg_stat_activity WHERE application_name ="
+                                    " 'paddockd' AND query LIKE '%%sandbox_view%%'") == 0)
+        breathe(); /* else it may still be in the door's socket */
+    order_to_leave(&f);
+    expect_word(&f, MAIN_LEFT);
+    ck_assert_int_eq(raw_long(f.db, "SELECT count(*) FROM nodes WHERE accepting"), 1);
+    /* The next main's door. */
+    int door = fdpass_listen(f.socket_path, 0600, 5, &err);
+    ck_assert_msg(door >= 0, "%s", err.detail);
+    int from = accept(door, NULL, NULL);
+    char text[HANDOFF_MAX];
+    struct handoff msg;
+    int fd = -1;
+    ssize_t len = fdpass_recv(from, text, sizeof(text), &fd, &err);
+    ck_assert_int_gt(len, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_msg(handoff_decode(text, (size_t)len, &msg, &err) == 0, "%s", err.detail);
+    ck_assert_str_eq(msg.id, sandbox);
+    ck_assert_int_eq(msg.wait, HANDOFF_SANDBOX_READY);
+    ck_assert_int_gt(msg.wait_ms, 0);
+    ck_assert_int_le(msg.wait_ms, 60000);
+    ck_assert_int_eq(wait_exit(&f), 102);
+    /* It is the same connection, and open. */
+    ck_assert_int_eq(send(fd, "answer", 6, 0), 6);
+    ck_assert_int_eq(recv(web_server, text, sizeof(text), 0), 6);
+    close(fd);
+    close(web_server);
+    close(from);
+    close(door);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(what_is_queued_is_committed_before_it_makes_way)
+{
+    struct fixture f;
+    setup(&f);
+    f.config->daemon_heartbeat = 200;
+    launch_registered(&f);
+    free(raw(f.db, "BEGIN"));
+    free(raw(f.db, "LOCK TABLE nodes"));
+    while (!beat_waits(&f))
+        breathe();
+    order_to_leave(&f);
+    breathe();
+    ck_assert_int_eq(waitpid(f.pid, NULL, WNOHANG), 0);
+    free(raw(f.db, "COMMIT"));
+    ck_assert_int_eq(wait_exit(&f), 102);
+    teardown(&f);
+}
+END_TEST
+
 START_TEST(a_takeover_of_the_node_ends_the_daemon)
 {
     struct fixture f;
@@ -309,6 +431,9 @@ int main(void)
         tc, what_is_queued_is_committed_before_it_leaves_and_a_second_signal_does_not_wait, 0, 2);
     tcase_add_test(tc, a_daemon_that_never_registered_stops_at_once);
     tcase_add_test(tc, the_end_of_the_keeper_ends_the_daemon);
+    tcase_add_test(tc, it_beats_and_says_that_it_is_ready);
+    tcase_add_loop_test(tc, it_leaves_the_node_open_and_those_who_wait_to_the_next, 0, 2);
+    tcase_add_test(tc, what_is_queued_is_committed_before_it_makes_way);
     tcase_add_test(tc, a_takeover_of_the_node_ends_the_daemon);
     tcase_add_test(tc, a_dsn_that_cannot_be_read_is_a_configuration_error);
     tcase_add_test(tc, a_socket_that_cannot_be_made_stops_the_start);

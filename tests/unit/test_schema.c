@@ -420,6 +420,61 @@ START_TEST(a_new_epoch_ends_what_the_former_held)
 }
 END_TEST
 
+START_TEST(a_new_daemon_keeps_what_is_held)
+{
+    _cleanup_scene_ struct scene s = open_scene(NULL, "9");
+    char ready[ID_TEXT_SIZE];
+    char stopping[ID_TEXT_SIZE];
+    char provisioning[ID_TEXT_SIZE];
+    char gone[ID_TEXT_SIZE];
+    char running[ID_TEXT_SIZE];
+    char waiting[ID_TEXT_SIZE];
+    char held[4 * ID_TEXT_SIZE + 2];
+
+    make_ready(&s, ready);
+    make_execution(s.db, s.project, ready, running);
+    PQclear(run(s.db, STMT_EXECUTION_CLAIM, running, "1", s.epoch));
+    make_execution(s.db, s.project, ready, waiting);
+    make_ready(&s, stopping);
+    PQclear(run(s.db, STMT_SANDBOX_REQUEST_STOP, s.project, stopping));
+    make_sandbox(s.db, s.project, provisioning);
+    PQclear(run(s.db, STMT_SANDBOX_CLAIM, provisioning, "1", s.epoch));
+    make_ready(&s, gone);
+    snprintf(held, sizeof(held), "{%s,%s,%s}", ready, stopping, provisioning);
+    _cleanup_pgresult_ PGresult *node =
+        run(s.db, STMT_NODE_REGISTER, "1", "3600000", "0.1.0", "9", "{base,node}", "{}", held);
+    const char *epoch = db_column(node, 0, "epoch");
+
+    assert_text(raw(s.db, "SELECT state FROM sandboxes WHERE id = '%s'", ready), "ready");
+    assert_text(raw(s.db, "SELECT state FROM sandboxes WHERE id = '%s'", stopping), "stopping");
+    assert_text(
+        raw(s.db, "SELECT concat(state, ' ', reason) FROM sandboxes WHERE id = '%s'", provisioning),
+        "failed daemon_restart");
+    assert_text(raw(s.db, "SELECT concat(state, ' ', reason) FROM sandboxes WHERE id = '%s'", gone),
+                "failed daemon_restart");
+    assert_text(raw(s.db, "SELECT state FROM executions WHERE id = '%s'", running), "running");
+    assert_text(raw(s.db, "SELECT state FROM executions WHERE id = '%s'", waiting), "queued");
+
+    _cleanup_pgresult_ PGresult *adopted = run(s.db, STMT_SANDBOX_ADOPT, ready, "1", epoch);
+    assert_column(adopted, "state", "ready");
+    assert_column(adopted, "idle_in_ms", NULL);
+    _cleanup_pgresult_ PGresult *old = run(s.db, STMT_SANDBOX_ADOPT, ready, "1", s.epoch);
+    ck_assert_int_eq(PQntuples(old), 0);
+    _cleanup_pgresult_ PGresult *other = run(s.db, STMT_SANDBOX_ADOPT, ready, "2", epoch);
+    ck_assert_int_eq(PQntuples(other), 0);
+    _cleanup_pgresult_ PGresult *unended = run(s.db, STMT_SANDBOX_UNENDED_EXECUTIONS, ready);
+    ck_assert_int_eq(PQntuples(unended), 2);
+    ck_assert_str_eq(db_column(unended, 0, "timeout_ms"), "1000");
+    ck_assert_ptr_nonnull(db_column(unended, 0, "ran_ms"));
+    ck_assert_ptr_null(db_column(unended, 1, "ran_ms"));
+    _cleanup_pgresult_ PGresult *claimed = run(s.db, STMT_NODE_CLAIMED, "1");
+    ck_assert_int_eq(PQntuples(claimed), 2); /* the ready one, and what runs in it */
+    free(raw(s.db, "UPDATE executions SET spec = spec || '{\"stdin\": \"a\\u00e9\"}'"));
+    _cleanup_pgresult_ PGresult *input = run(s.db, STMT_EXECUTION_INPUT, running);
+    assert_column(input, "stdin", "a\xc3\xa9");
+}
+END_TEST
+
 struct claimer {
     struct db *db;
     const char *sandbox;
@@ -448,7 +503,7 @@ START_TEST(a_claim_cannot_slip_past_a_new_epoch)
     bool waits = false;
 
     make_sandbox(s.db, s.project, sandbox);
-    free(raw(registrar, "BEGIN; SELECT node_register(1, 3600000, 'x', 9, '{base}', '{}')"));
+    free(raw(registrar, "BEGIN; SELECT node_register(1, 3600000, 'x', 9, '{base}', '{}', '{}')"));
     struct claimer claimer = {.db = db, .sandbox = sandbox, .epoch = s.epoch, .rows = -1};
     int pid = PQbackendPID(db_connection(db, &err));
     ck_assert_int_eq(pthread_create(&thread, NULL, claim, &claimer), 0);
@@ -584,6 +639,7 @@ int main(void)
     tcase_add_test(tc, an_old_epoch_writes_nothing);
     tcase_add_test(tc, a_new_epoch_ends_what_the_former_held);
     tcase_add_test(tc, a_claim_cannot_slip_past_a_new_epoch);
+    tcase_add_test(tc, a_new_daemon_keeps_what_is_held);
     tcase_add_test(tc, lists_page_without_loss_or_repeat);
     tcase_add_test(tc, tokens_belong_expire_and_end);
     suite_add_tcase(suite, tc);

@@ -192,6 +192,10 @@ static void on_frame(struct fake *fake, const struct wire_frame *frame)
         put(fake, WIRE_EOF, WIRE_STDOUT, frame->stream, NULL, 0);
         put_exit(fake, frame->stream, 0);
         return;
+    case WIRE_RESYNC:
+    case WIRE_RESYNCED:
+    case WIRE_LIVE:
+    case WIRE_OVER:
     case WIRE_CREDIT:
     case WIRE_HELLO:
     case WIRE_READY:

@@ -152,8 +152,8 @@ END_TEST
 
 START_TEST(no_guest_frame_may_start_or_signal)
 {
-    static const enum wire_type orders[] = {WIRE_SETUP,  WIRE_PING, WIRE_EXEC, WIRE_SPEC,
-                                            WIRE_SIGNAL, WIRE_KILL, WIRE_RESET};
+    static const enum wire_type orders[] = {WIRE_SETUP,  WIRE_PING, WIRE_EXEC,  WIRE_SPEC,
+                                            WIRE_SIGNAL, WIRE_KILL, WIRE_RESET, WIRE_RESYNC};
 
     for (size_t i = 0; i < ARRAY_LEN(orders); i++) {
         for (size_t len = 0; len < 64; len++) {
@@ -216,6 +216,86 @@ START_TEST(integers_are_big_endian)
 END_TEST
 
 /* --- spec ------------------------------------------------------------------------------- */
+
+static struct wire_frame frame_of(enum wire_type type, const uint8_t *payload, size_t len)
+{
+    return (struct wire_frame){.type = type, .stream = 3, .payload = payload, .payload_len = len};
+}
+
+START_TEST(live_reads_back_as_written_and_is_checked)
+{
+    const struct wire_live good = {.uuid = "0123456789abcde",
+                                   .pid = 5,
+                                   .state = WIRE_LIVE_RUNNING,
+                                   .flags = WIRE_LIVE_FLAGS,
+                                   .stdout_bytes = INT64_MAX,
+                                   .stderr_bytes = 1,
+                                   .stdin_bytes = 2};
+    static const struct {
+        size_t at;
+        uint8_t byte;
+    } bad[] = {{20, 0}, {20, 4},   {20, 1},   {21, 16}, {22, 1},
+               {23, 1}, {24, 128}, {32, 128}, {40, 255}};
+    uint8_t bytes[WIRE_LIVE_SIZE];
+    struct error err = ERROR_INIT;
+    struct wire_live got;
+    struct wire_frame frame = frame_of(WIRE_LIVE, bytes, sizeof(bytes));
+
+    wire_live_put(bytes, &good);
+    ck_assert_int_eq(wire_live_get(&frame, &got, &err), 0);
+    ck_assert_mem_eq(got.uuid, good.uuid, sizeof(good.uuid));
+    ck_assert_uint_eq(got.pid, good.pid);
+    ck_assert_int_eq(got.state, good.state);
+    ck_assert_uint_eq(got.flags, good.flags);
+    ck_assert_uint_eq(got.stdout_bytes, good.stdout_bytes);
+    ck_assert_uint_eq(got.stderr_bytes, good.stderr_bytes);
+    ck_assert_uint_eq(got.stdin_bytes, good.stdin_bytes);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        wire_live_put(bytes, &good);
+        bytes[bad[i].at] = bad[i].byte;
+        ck_assert_msg(wire_live_get(&frame, &got, &err) == -1, "case %zu", i);
+        ck_assert_int_eq(err.code, ERR_PROTOCOL);
+    }
+}
+END_TEST
+
+START_TEST(over_reads_back_as_written_and_is_checked)
+{
+    static const uint8_t last[20] = {4};
+    struct wire_over good = {.uuid = "0123456789abcde",
+                             .stdout_bytes = 7,
+                             .stderr_bytes = 8,
+                             .last = {.type = WIRE_EXIT, .payload = last, .payload_len = 20}};
+    static const struct {
+        size_t at;
+        uint8_t byte;
+    } bad[] = {{16, 128}, {24, 128}, {32, WIRE_DATA}, {32, WIRE_FAILED}, {32, 0}, {32, 255}};
+    uint8_t bytes[WIRE_OVER_MAX];
+    struct error err = ERROR_INIT;
+    struct wire_over got;
+    size_t len = wire_over_put(bytes, &good);
+    struct wire_frame frame = frame_of(WIRE_OVER, bytes, len);
+
+    ck_assert_uint_eq(len, WIRE_OVER_MAX);
+    ck_assert_int_eq(wire_over_get(&frame, &got, &err), 0);
+    ck_assert_mem_eq(got.uuid, good.uuid, sizeof(good.uuid));
+    ck_assert_uint_eq(got.stdout_bytes, 7);
+    ck_assert_uint_eq(got.stderr_bytes, 8);
+    ck_assert_int_eq(got.last.type, WIRE_EXIT);
+    ck_assert_uint_eq(got.last.stream, 3);
+    ck_assert_mem_eq(got.last.payload, last, sizeof(last));
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        (void)wire_over_put(bytes, &good);
+        bytes[bad[i].at] = bad[i].byte;
+        ck_assert_msg(wire_over_get(&frame, &got, &err) == -1, "case %zu", i);
+    }
+    good.last.type = WIRE_FAILED;
+    good.last.payload_len = 5;
+    frame.payload_len = wire_over_put(bytes, &good);
+    ck_assert_uint_eq(frame.payload_len, 38);
+    ck_assert_int_eq(wire_over_get(&frame, &got, &err), 0);
+}
+END_TEST
 
 START_TEST(a_spec_reads_back_as_written)
 {
@@ -420,6 +500,8 @@ int main(void)
 
     tc = tcase_create("spec");
     tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, live_reads_back_as_written_and_is_checked);
+    tcase_add_test(tc, over_reads_back_as_written_and_is_checked);
     tcase_add_test(tc, a_spec_reads_back_as_written);
     tcase_add_test(tc, spec_strings_hold_their_limits);
     tcase_add_test(tc, spec_strings_of_a_wrong_form_are_refused);

@@ -287,19 +287,25 @@ static char *read_file(const char *path)
 bool throwaway_pg_apply_schema(const struct throwaway_pg *pg)
 {
     const char *srcdir = getenv("srcdir");
-    char path[512];
-    char *text;
+    char pattern[512];
+    glob_t found;
     bool ok;
 
-    snprintf(path, sizeof(path), "%s/sql/0001_schema.sql", srcdir ? srcdir : ".");
-    text = read_file(path);
-    if (!text)
+    snprintf(pattern, sizeof(pattern), "%s/sql/[0-9]*.sql", srcdir ? srcdir : ".");
+    if (glob(pattern, 0, NULL, &found) != 0) {
+        fail(pattern);
         return false;
-    ok = sql(pg->conninfo, text) &&
-         sql(pg->conninfo, "CREATE TABLE schema_migrations (version integer PRIMARY KEY,"
+    }
+    ok = sql(pg->conninfo, "CREATE TABLE schema_migrations (version integer PRIMARY KEY,"
                            " name text NOT NULL, sha256 text NOT NULL,"
                            " applied_at timestamptz NOT NULL DEFAULT now())");
-    free(text);
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) { /* glob sorts */
+        char *text = read_file(found.gl_pathv[i]);
+
+        ok = text && sql(pg->conninfo, text);
+        free(text);
+    }
+    globfree(&found);
     return ok;
 }
 
