@@ -87,7 +87,7 @@ static bool send_again(int control_fd, const int stdio[3])
 
 void idle_keep(struct init *init, pid_t pid, int control_fd)
 {
-    if (init->idle.pid != 0 || init->spare_pid != 0) {
+    if (init->spare_pid != 0) {
         close(control_fd); /* at whose end it exits */
         return;
     }

@@ -258,7 +258,7 @@ bool outbox_is_crowded(const struct init *init);
 /* --- idle.c --------------------------------------------------------------------------------- */
 /* Makes an idle supervisor ready if there is none. Returns 0 or an errno. */
 int idle_ensure(struct init *init);
-/* Takes the control socket of a supervisor that reported to be free. */
+/* Takes the control socket of a supervisor that reported to be free; one is kept for later. */
 void idle_keep(struct init *init, pid_t pid, int control_fd);
 /* Ends the idle one, and the one that was kept. */
 void idle_discard(struct init *init);
