@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -43,6 +44,7 @@ class Docker:
             self.start()
             self.import_image(rootfs)
         except BaseException:
+            print(self.log_tail(), file=sys.stderr)
             self.close()
             raise
 
@@ -83,11 +85,12 @@ class Docker:
                 ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
                  "sh", "-c", inside, "sh", str(self.dir / "daemon.json")],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env,
+                start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + WAIT_S
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"dockerd does not answer:\n{self.log_tail()}")
+                raise RuntimeError("dockerd does not answer")
             time.sleep(0.05)
 
     def answers(self):
@@ -98,7 +101,8 @@ class Docker:
             return False
 
     def log_tail(self):
-        return (self.dir / "log").read_text(errors="replace")[-3000:]
+        log = self.dir / "log"
+        return log.read_text(errors="replace")[-3000:] if log.exists() else ""
 
     def close(self):
         if self.connection:
@@ -140,9 +144,12 @@ class Docker:
             ["tar", "-C", str(rootfs), "--numeric-owner", "-cf", "-", "."], stdout=subprocess.PIPE
         )
         connection = UnixConnection(self.socket)
-        connection.request(
-            "POST", "/images/create?fromSrc=-&repo=bench", tar.stdout, {}, encode_chunked=True
-        )
+        try:
+            connection.request(
+                "POST", "/images/create?fromSrc=-&repo=bench", tar.stdout, {}, encode_chunked=True
+            )
+        except BrokenPipeError:
+            tar.kill()  # the answer says why it wants no more
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()

@@ -19,9 +19,11 @@ class Node:
             os.environ, PGHOST=socket_dir, PGUSER="paddock", PGDATABASE="bench",
             NODE_PATH=str(modules), NODE_ENV="production",
         )  # fmt: skip
+        # A session of its own, as every part of the service has: the scheduler may share the
+        # CPUs by session.
         self.process = subprocess.Popen(
             [str(node), str(HERE / "node_pg.js")], env=env, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         line = self.process.stdout.readline()
         if not line:
