@@ -42,6 +42,8 @@ struct cli {
 const struct config *cli_config(struct cli *cli);
 /* A database connection on first use, after cli_config. NULL with cli->err set. Borrowed. */
 struct db *cli_db(struct cli *cli);
+/* Who works here, for the audit: the operator's name as JSON. malloc'd; NULL with cli->err set. */
+char *cli_who(struct cli *cli);
 /* The exit status that an error code stands for. */
 int cli_exit_status(const struct error *err);
 /* Prints usage of the verb at hand and why; returns CLI_USAGE. */

@@ -160,3 +160,22 @@ int cmd_exec(struct cli *cli, int argc, char **argv)
     answer = client_request(cli, "POST", buf_cstr(&path), body);
     return answer != NULL ? report(cli, answer) : CLI_EXEC_FAILED;
 }
+
+int cmd_cancel(struct cli *cli, int argc, char **argv)
+{
+    _cleanup_buf_ struct buf path = BUF_INIT(4096);
+    _cleanup_json_ json_t *answer = NULL;
+
+    if (argc != 2)
+        return cli_usage(cli, "name a sandbox and an execution of it");
+    buf_append_str(&path, "~/");
+    client_escape(&path, argv[0]);
+    buf_append_str(&path, "/executions/");
+    client_escape(&path, argv[1]);
+    buf_append_str(&path, "/cancel");
+    answer = client_request(cli, "POST", buf_cstr(&path), NULL);
+    if (answer == NULL)
+        return cli_exit_status(&cli->err);
+    output_object(cli, answer);
+    return CLI_OK;
+}

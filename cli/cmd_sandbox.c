@@ -120,7 +120,7 @@ int cmd_sandbox_list(struct cli *cli, int argc, char **argv)
     return CLI_OK;
 }
 
-static json_t *one_sandbox(struct cli *cli, const char *method, const char *id)
+static json_t *one_sandbox(struct cli *cli, const char *method, const char *id, const json_t *body)
 {
     _cleanup_buf_ struct buf path = BUF_INIT(4096);
 
@@ -130,7 +130,50 @@ static json_t *one_sandbox(struct cli *cli, const char *method, const char *id)
         error_set(&cli->err, ERR_NOT_FOUND, "that is no sandbox id");
         return NULL;
     }
-    return client_request(cli, method, path.data, NULL);
+    return client_request(cli, method, path.data, body);
+}
+
+/* "none" or seconds. */
+static int set_lifetime(struct cli *cli, const struct option_values *values, const char *option,
+                        const char *field, json_t *body)
+{
+    int64_t seconds;
+
+    if (values->count == 0)
+        return 0;
+    if (strcmp(values->at[0], "none") == 0) {
+        json_object_set_new(body, field, json_null());
+        return 0;
+    }
+    if (text_parse_i64(values->at[0], 1, INT64_MAX, &seconds) != 0)
+        return cli_usage(cli, "--%s wants seconds or none", option);
+    json_object_set_new(body, field, json_integer(seconds));
+    return 0;
+}
+
+int cmd_sandbox_update(struct cli *cli, int argc, char **argv)
+{
+    struct option_values ids = {0}, ttl = {0}, idle = {0}, labels = {0};
+    const struct option_spec specs[] = {{"ttl", false, false, &ttl},
+                                        {"idle", false, false, &idle},
+                                        {"label", true, false, &labels}};
+    _cleanup_json_ json_t *body = json_object();
+    _cleanup_json_ json_t *answer = NULL;
+    int status = options_parse(cli, argc, argv, specs, ARRAY_LEN(specs), &ids, NULL);
+
+    if (status != 0)
+        return status;
+    if (ids.count != 1)
+        return cli_usage(cli, "name one sandbox");
+    if ((status = set_lifetime(cli, &ttl, "ttl", "ttlSeconds", body)) != 0 ||
+        (status = set_lifetime(cli, &idle, "idle", "idleSeconds", body)) != 0 ||
+        (status = pairs_set(cli, &labels, "labels", body)) != 0)
+        return status;
+    answer = one_sandbox(cli, "PATCH", ids.at[0], body);
+    if (answer == NULL)
+        return cli_exit_status(&cli->err);
+    output_object(cli, answer);
+    return CLI_OK;
 }
 
 int cmd_sandbox_show(struct cli *cli, int argc, char **argv)
@@ -139,7 +182,7 @@ int cmd_sandbox_show(struct cli *cli, int argc, char **argv)
 
     if (argc != 1)
         return cli_usage(cli, "name one sandbox");
-    answer = one_sandbox(cli, "GET", argv[0]);
+    answer = one_sandbox(cli, "GET", argv[0], NULL);
     if (answer == NULL)
         return cli_exit_status(&cli->err);
     output_object(cli, answer);
@@ -153,7 +196,7 @@ int cmd_sandbox_rm(struct cli *cli, int argc, char **argv)
     if (argc < 1)
         return cli_usage(cli, "name at least one sandbox");
     for (int i = 0; i < argc; i++) {
-        json_t *answer = one_sandbox(cli, "DELETE", argv[i]);
+        json_t *answer = one_sandbox(cli, "DELETE", argv[i], NULL);
 
         if (answer == NULL) {
             error_prefix(&cli->err, "%s", argv[i]);

@@ -50,6 +50,7 @@ int cmd_token_create(struct cli *cli, int argc, char **argv)
     };
     _cleanup_buf_ struct buf array = BUF_INIT(4096);
     _cleanup_pgresult_ PGresult *res = NULL;
+    _cleanup_free_ char *who = NULL;
     char text[TOKEN_TEXT_LEN + 1];
     char hash[2 + 2 * TOKEN_HASH_LEN + 1] = "\\x";
     struct token token;
@@ -72,10 +73,13 @@ int cmd_token_create(struct cli *cli, int argc, char **argv)
     if (token_new(text, &token, &cli->err) != 0)
         return cli_exit_status(&cli->err);
     text_hex(token.hash, sizeof(token.hash), hash + 2);
+    if ((who = cli_who(cli)) == NULL)
+        return CLI_FAILED;
     db = cli_db(cli);
     if (db != NULL) {
         const char *params[] = {token.id, option_value(&project), name.count > 0 ? name.at[0] : "",
-                                hash,     buf_cstr(&array),       option_value(&expires)};
+                                hash,     buf_cstr(&array),       option_value(&expires),
+                                who};
 
         res = db_exec(db, STMT_TOKEN_CREATE, params, &cli->err);
     }
@@ -113,12 +117,15 @@ int cmd_token_list(struct cli *cli, int argc, char **argv)
 int cmd_token_revoke(struct cli *cli, int argc, char **argv)
 {
     _cleanup_pgresult_ PGresult *res = NULL;
-    const char *params[1];
+    _cleanup_free_ char *who = NULL;
     struct db *db;
 
     if (argc != 1)
         return cli_usage(cli, "name one token id (the part between pdk_ and the second _)");
-    params[0] = argv[0];
+    if ((who = cli_who(cli)) == NULL)
+        return CLI_FAILED;
+    const char *params[] = {argv[0], NULL, who};
+
     db = cli_db(cli);
     res = db != NULL ? db_exec(db, STMT_TOKEN_REVOKE, params, &cli->err) : NULL;
     if (res == NULL)

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/json.h"
+
 struct command {
     const char *noun;
     const char *verb;
@@ -71,6 +73,18 @@ struct db *cli_db(struct cli *cli)
     return cli->db;
 }
 
+char *cli_who(struct cli *cli)
+{
+    const struct passwd *entry = getpwuid(getuid());
+    _cleanup_json_ json_t *who =
+        json_pack("{s:s+}", "token", "operator:", entry != NULL ? entry->pw_name : "?");
+    char *text = who != NULL ? json_dumps(who, JSON_COMPACT) : NULL;
+
+    if (text == NULL)
+        error_set(&cli->err, ERR_INTERNAL, "no memory");
+    return text;
+}
+
 int cli_exit_status(const struct error *err)
 {
     if (err->code == ERR_CONFIG)
@@ -110,9 +124,9 @@ static void print_help(FILE *out)
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         fprintf(out, "  %s%s%s %s\n      %s\n", commands[i].noun, commands[i].verb[0] ? " " : "",
                 commands[i].verb, commands[i].synopsis, commands[i].help);
-    fputs("\nThe sandbox and exec commands speak REST: PADDOCK_URL, PADDOCK_PROJECT and\n"
-          "PADDOCK_TOKEN say where and who. db, project and token use the database that the\n"
-          "configuration names (" CONFIG_DEFAULT_PATH ").\n"
+    fputs("\nsandbox, exec, cancel and usage speak REST: PADDOCK_URL, PADDOCK_PROJECT and\n"
+          "PADDOCK_TOKEN say where and who. db, project, token, audit and maintenance use the\n"
+          "database that the configuration names (" CONFIG_DEFAULT_PATH ").\n"
           "\nExit status: 0 done, 1 failed, 2 usage, 3 configuration, 4 denied, 5 not found,\n"
           "6 conflict, 7 not available. exec: the command's own, or 125 when it was not run\n"
           "to its end.\n",

@@ -170,3 +170,47 @@ void output_object(const struct cli *cli, const json_t *object)
         printf("%-*s  %s\n", width, name, buf_cstr(&text));
     }
 }
+
+/* Spreadsheets run what begins with one of = + - @; a quote before it keeps it text. */
+static void append_csv(struct buf *out, const json_t *value)
+{
+    _cleanup_buf_ struct buf text = BUF_INIT(0);
+    const char *at;
+
+    if (value == NULL || json_is_null(value))
+        return;
+    append_value(&text, value);
+    at = buf_cstr(&text);
+    if (at == NULL)
+        return;
+    buf_append_str(out, "\"");
+    if (json_is_string(value) && strchr("=+-@", at[0]) != NULL)
+        buf_append_str(out, "'");
+    for (; *at != '\0'; at++) {
+        if (*at == '"')
+            buf_append_str(out, "\"");
+        buf_append(out, at, 1);
+    }
+    buf_append_str(out, "\"");
+}
+
+void output_csv(const json_t *array, const char *const columns[])
+{
+    size_t index;
+    const json_t *row;
+
+    for (size_t c = 0; columns[c] != NULL; c++)
+        printf("%s%s", c > 0 ? "," : "", columns[c]);
+    fputs("\r\n", stdout);
+    json_array_foreach(array, index, row)
+    {
+        _cleanup_buf_ struct buf line = BUF_INIT(0);
+
+        for (size_t c = 0; columns[c] != NULL; c++) {
+            if (c > 0)
+                buf_append_str(&line, ",");
+            append_csv(&line, member(row, columns[c]));
+        }
+        printf("%s\r\n", line.len > 0 ? buf_cstr(&line) : "");
+    }
+}

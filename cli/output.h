@@ -18,4 +18,8 @@ void output_table(const struct cli *cli, const json_t *array, const char *const 
 /* Prints one object: with --json as it is, else "name  value" lines; nested values as JSON. */
 void output_object(const struct cli *cli, const json_t *object);
 
+/* Prints an array of objects as CSV (RFC 4180) with a header line; null is empty, nested values are
+ * JSON. */
+void output_csv(const json_t *array, const char *const columns[]);
+
 #endif

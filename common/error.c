@@ -163,6 +163,16 @@ int error_prefix(struct error *err, const char *fmt, ...)
     return -1;
 }
 
+int error_prefix_field(struct error *err, const char *member)
+{
+    char path[2 * sizeof(err->field)];
+
+    snprintf(path, sizeof(path), "%.*s%s%s", (int)sizeof(err->field) - 1, member,
+             err->field[0] ? "." : "", err->field);
+    copy_cut(err->field, sizeof(err->field), path);
+    return -1;
+}
+
 static const struct error_entry *error_entry_of(enum error_code code)
 {
     unsigned index = (unsigned)code;

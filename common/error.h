@@ -43,6 +43,9 @@ int error_set_errno(struct error *err, const char *fmt, ...) __attribute__((form
 /* Puts "context: " before the detail. Returns -1. */
 int error_prefix(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Makes the field at fault one of a member: "mode" of `egress` is egress.mode. Returns -1. */
+int error_prefix_field(struct error *err, const char *member);
+
 static inline bool error_is_set(const struct error *err)
 {
     return err->code != ERR_NONE;

@@ -253,15 +253,87 @@ json_t *resource_execution(const PGresult *res, int row)
     put_signal(&r);
     state = column(&r, "state");
     put(&r, "timedOut", json_boolean(state && strcmp(state, "timed_out") == 0));
+    put_bool(&r, "oomKilled", "oom_killed");
     put_outputs(&r);
     put_int(&r, "timeoutMs", "timeout_ms");
     put_text(&r, "onTimeout", "on_timeout");
     put_bool(&r, "background", "background");
     put_text(&r, "tag", "tag");
+    put_bool(&r, "outputExpired", "output_expired");
     put_cpu(&r);
     put_text(&r, "createdAt", "created_at");
     put_text(&r, "startedAt", "started_at");
+    put_text(&r, "cancelRequestedAt", "cancel_requested_at");
     put_text(&r, "endedAt", "ended_at");
     put_int(&r, "durationMs", "duration_ms");
+    return finish(&r, &object);
+}
+
+json_t *resource_project(const PGresult *res, int row)
+{
+    static const char *const limits[] = {
+#define POLICY_LIMIT(name, min, max, help) #name,
+#define POLICY_LIST(name, help) #name,
+#include "common/policy.def"
+    };
+    _cleanup_json_ json_t *object = json_object();
+    struct reader r = {.res = res,
+                       .row = row,
+                       .object = object,
+                       .bad = !object || row < 0 || row >= PQntuples(res)};
+    json_t *policy;
+
+    put_text(&r, "id", "id");
+    put_text(&r, "name", "name");
+    put_json(&r, "policy", "policy");
+    put_int(&r, "liveSandboxes", "live");
+    put_text(&r, "createdAt", "created_at");
+    put_text(&r, "disabledAt", "disabled_at");
+    /* Only limits that are set are stored. */
+    policy = json_object_get(object, "policy");
+    for (unsigned i = 0; i < ARRAY_LEN(limits); i++)
+        if (!json_object_get(policy, limits[i]) &&
+            json_object_set_new(policy, limits[i], json_null()) < 0)
+            r.bad = true;
+    return finish(&r, &object);
+}
+
+json_t *resource_usage_day(const PGresult *res, int row)
+{
+    _cleanup_json_ json_t *object = json_object();
+    struct reader r = {.res = res,
+                       .row = row,
+                       .object = object,
+                       .bad = !object || row < 0 || row >= PQntuples(res)};
+
+    put_text(&r, "day", "day");
+    put_int(&r, "sandboxes", "sandboxes");
+    put_int(&r, "executions", "executions");
+    put_int(&r, "runtimeMs", "runtime_ms");
+    put_int(&r, "pausedMs", "paused_ms");
+    put_cpu(&r);
+    put_int(&r, "memoryMbSeconds", "memory_mb_seconds");
+    put_int(&r, "exportedBytes", "exported_bytes");
+    put_int(&r, "networkBytes", "network_bytes");
+    return finish(&r, &object);
+}
+
+json_t *resource_audit(const PGresult *res, int row)
+{
+    _cleanup_json_ json_t *object = json_object();
+    struct reader r = {.res = res,
+                       .row = row,
+                       .object = object,
+                       .bad = !object || row < 0 || row >= PQntuples(res)};
+
+    put_int(&r, "id", "id");
+    put_text(&r, "at", "at");
+    put_text(&r, "action", "action");
+    put_text(&r, "tokenId", "token_id");
+    put_text(&r, "address", "address");
+    put_text(&r, "requestId", "request_id");
+    put_text(&r, "sandboxId", "sandbox_id");
+    put_text(&r, "executionId", "execution_id");
+    put_json(&r, "detail", "detail");
     return finish(&r, &object);
 }

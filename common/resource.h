@@ -12,5 +12,9 @@
  * and its columns are those of the view, by name. */
 json_t *resource_sandbox(const PGresult *res, int row);
 json_t *resource_execution(const PGresult *res, int row);
+/* Of PROJECT_COLUMNS, USAGE_BY_DAY and AUDIT_LIST (sql/statements.def). */
+json_t *resource_project(const PGresult *res, int row);
+json_t *resource_usage_day(const PGresult *res, int row);
+json_t *resource_audit(const PGresult *res, int row);
 
 #endif

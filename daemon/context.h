@@ -15,6 +15,7 @@ struct door;
 struct keeper_link;
 struct node;
 struct sandboxes;
+struct upkeep;
 
 struct daemon {
     const struct config *config;
@@ -26,7 +27,8 @@ struct daemon {
     struct sandboxes *sandboxes; /* daemon/sandbox.h: every live sandbox of this node */
     struct answers *answers;
     struct door *door;
-    int exit_code; /* what main returns when the loop ends */
+    struct upkeep *upkeep; /* daemon/upkeep.h: fencing and retention */
+    int exit_code;         /* what main returns when the loop ends */
 };
 
 #endif

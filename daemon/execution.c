@@ -6,7 +6,8 @@
  *   WAITING    claimed; its sandbox's guest is being taken over from a former daemon
  *   FETCHING   it was found in such a guest, and takes stdin, which is read from its row again
  *   RUNNING    in the guest; its timer runs from the claim
- *   KILLING    the time is over, KILL was sent; EXIT is awaited
+ *   KILLING    its time is over or it was cancelled, KILL was sent; EXIT is awaited
+ *   MEASURING  it failed; whether the kernel took its memory is asked for
  *   RECORDING  the result is on the way to the database, again and again until it is taken
  *
  * Must stay true: a result that the guest gave is never dropped while its sandbox lives, and an
@@ -31,6 +32,8 @@
 /* Beyond the grace period, for SIGKILL to work through a tree and the frames to arrive: a guest
  * that is starved of CPU was measured to take many seconds. */
 #define KILL_SLACK_MS 10000
+/* The keeper answers in less than a millisecond. */
+#define MEASURE_MAX_MS 2000
 #define RETRY_FIRST_MS 1000
 #define RETRY_MAX_MS 30000
 /* After so many refusals of a result the row is recorded as lost; after as many again it is left
@@ -39,7 +42,16 @@
 /* Specs and stdin of one sandbox that wait for its guest to take them. */
 #define OUTGOING_MAX ((size_t)128 * 1024 * 1024)
 
-enum execution_phase { CLAIMING, LOOKING, WAITING, FETCHING, RUNNING, KILLING, RECORDING };
+enum execution_phase {
+    CLAIMING,
+    LOOKING,
+    WAITING,
+    FETCHING,
+    RUNNING,
+    KILLING,
+    MEASURING,
+    RECORDING
+};
 
 struct execution {
     struct daemon *d;
@@ -50,12 +62,12 @@ struct execution {
     enum execution_phase phase;
     bool announced; /* again, while the claim was in flight */
     bool has_channel;
-    bool terminate_on_timeout;
-    bool timed_out;
+    bool ends_sandbox; /* onTimeout terminate */
+    bool cancel_wanted;
+    enum execution_stop stop;
     int64_t timeout_ms;         /* what is left of it when it begins; -1: none */
     struct execution_spec spec; /* until it is sent */
-    const char *reason;         /* why the result is not its own; NULL: it is */
-    struct loop_timer *timer;   /* by phase: time-out, missing EXIT, next try to record */
+    struct loop_timer *timer; /* by phase: time-out, missing EXIT, no measure, next try to record */
     struct channel_stream *stream;
     struct capture out, err;
     struct execution_result result;
@@ -72,7 +84,8 @@ static void record(struct execution *e);
 static void done(struct execution *e)
 {
     bool terminate =
-        e->phase == RECORDING && e->result.state == EXECUTION_TIMED_OUT && e->terminate_on_timeout;
+        e->phase == RECORDING && e->ends_sandbox &&
+        (e->result.state == EXECUTION_TIMED_OUT || e->result.state == EXECUTION_CANCELLED);
 
     e->handler->on_done(e->arg, e, terminate);
 }
@@ -153,7 +166,7 @@ static void record(struct execution *e)
         {.value = node_number_text(e->d->node)},
         {.value = node_epoch_text(e->d->node)},
         {.value = execution_state_name(r->state)},
-        {.value = e->reason},
+        {.value = r->reason},
         {.value = r->error[0] ? r->error : NULL},
         {.value = number(code, r->exit_code, -1)},
         {.value = number(sig, r->signal, 0)},
@@ -164,6 +177,7 @@ static void record(struct execution *e)
         {.value = number(err_total, (int64_t)e->err_kept.total, -1)},
         {.value = number(err_at, e->err_kept.omitted_at, -1)},
         {.value = number(cpu, r->cpu_us, -1)},
+        {.value = r->oom_killed ? "true" : "false"},
     };
 
     if (dbq_send(e->d->db, STMT_EXECUTION_FINISH, params, on_recorded, e, &err) < 0)
@@ -218,16 +232,37 @@ static void on_exit_result(void *arg, const struct channel_exit *result)
 {
     struct execution *e = arg;
 
-    execution_result_exit(result, e->timed_out, &e->result);
-    ended(e);
+    execution_result_exit(result, e->stop, &e->result);
+    e->stream = NULL;
+    /* The kernel's OOM killer takes a process of gVisor's, and what the guest's process ends with
+     * is a failure like any other. */
+    if (e->result.state == EXECUTION_FAILED && !result->killed &&
+        loop_timer_arm(e->timer, MEASURE_MAX_MS) == 0 && e->handler->on_failed(e->arg, e))
+        e->phase = MEASURING;
+    else
+        ended(e);
+}
+
+void execution_measured(struct execution *execution, bool oom_killed)
+{
+    if (execution->phase != MEASURING)
+        return;
+    if (oom_killed)
+        execution_result_oom_killed(&execution->result);
+    ended(execution);
+}
+
+bool execution_is_measured(const struct execution *execution)
+{
+    return execution->phase == MEASURING;
 }
 
 /* Nobody will ever know. */
 static void lose(struct execution *e)
 {
-    e->reason = "daemon_restart";
     execution_result_lost("the daemon was restarted, and the guest does not know it any more",
                           &e->result);
+    e->result.reason = "daemon_restart";
     ended(e);
 }
 
@@ -263,23 +298,33 @@ static const struct channel_stream_handler stream_handler = {
     .on_lost = on_lost,
 };
 
+/* The first to ask is the reason. */
+static void end_tree(struct execution *e, enum execution_stop stop)
+{
+    int64_t grace_ms = e->d->config->guest_kill_grace;
+
+    e->stop = stop;
+    e->phase = KILLING;
+    if (loop_timer_arm(e->timer, grace_ms + KILL_SLACK_MS) < 0)
+        e->handler->on_stuck(e->arg, e);
+    else
+        channel_kill(e->stream, (uint32_t)grace_ms);
+}
+
 static void on_timer(void *arg)
 {
     struct execution *e = arg;
-    int64_t grace_ms = e->d->config->guest_kill_grace;
 
     switch (e->phase) {
     case RUNNING:
-        e->timed_out = true;
-        e->phase = KILLING;
-        if (loop_timer_arm(e->timer, grace_ms + KILL_SLACK_MS) < 0)
-            e->handler->on_stuck(e->arg, e);
-        else
-            channel_kill(e->stream, (uint32_t)grace_ms);
+        end_tree(e, EXECUTION_STOP_TIMEOUT);
         break;
     case KILLING:
         log_warn(&e->d->log, "execution_stuck", "id=%s sandbox=%s", e->id, e->sandbox_id);
         e->handler->on_stuck(e->arg, e);
+        break;
+    case MEASURING:
+        execution_measured(e, false);
         break;
     case RECORDING:
         record(e);
@@ -296,6 +341,12 @@ static void on_timer(void *arg)
 
 static void on_input(const PGresult *res, const struct error *err, void *arg);
 
+/* Why a former daemon had it killed: a cancel is in its row, and else it was its time. */
+static enum execution_stop killed_for(const struct execution *e)
+{
+    return e->cancel_wanted ? EXECUTION_STOP_CANCEL : EXECUTION_STOP_TIMEOUT;
+}
+
 /* How it ended while no daemon looked, or a daemon that did not record it. */
 static void found_over(struct execution *e, const struct channel_found *found)
 {
@@ -303,8 +354,7 @@ static void found_over(struct execution *e, const struct channel_found *found)
         on_failed(e, found->step, found->errno_value);
         return;
     }
-    /* Only its time can have killed it. */
-    execution_result_exit(&found->exit, found->exit.killed, &e->result);
+    execution_result_exit(&found->exit, killed_for(e), &e->result);
     ended(e);
 }
 
@@ -323,7 +373,7 @@ static void go_on(struct execution *e, const struct channel_found *found)
     e->stream = found->stream;
     e->phase = RUNNING;
     if (found->killed) {
-        e->timed_out = true;
+        e->stop = killed_for(e);
         e->phase = KILLING;
         wait_ms = e->d->config->guest_kill_grace + KILL_SLACK_MS;
     }
@@ -331,6 +381,8 @@ static void go_on(struct execution *e, const struct channel_found *found)
     execution_spec_free(&e->spec);
     if (wait_ms >= 0 && loop_timer_arm(e->timer, wait_ms) < 0)
         e->handler->on_stuck(e->arg, e);
+    else if (e->cancel_wanted && e->phase == RUNNING)
+        end_tree(e, EXECUTION_STOP_CANCEL);
 }
 
 static void take(struct execution *e, const struct channel_found *found)
@@ -433,7 +485,8 @@ static int read_row(struct execution *e, const PGresult *res, int row, struct er
     const char *on_timeout = db_column(res, row, "on_timeout");
 
     e->timeout_ms = -1;
-    e->terminate_on_timeout = on_timeout && strcmp(on_timeout, "terminate") == 0;
+    e->cancel_wanted = e->cancel_wanted || db_column(res, row, "cancel_requested_at") != NULL;
+    e->ends_sandbox = on_timeout && strcmp(on_timeout, "terminate") == 0;
     if (timeout && text_parse_i64(timeout, 1, INT64_MAX / 2000, &e->timeout_ms) < 0)
         return error_set(err, ERR_INVALID_FIELD, "timeout_ms is out of range");
     return 0;
@@ -473,8 +526,12 @@ static void begin(struct execution *e, struct channel *channel)
 {
     struct error err = ERROR_INIT;
 
-    if (!take_found(e, channel) && start(e, channel, &err) < 0)
+    if (take_found(e, channel))
+        return;
+    if (start(e, channel, &err) < 0)
         refuse(e, &err);
+    else if (e->cancel_wanted)
+        end_tree(e, EXECUTION_STOP_CANCEL);
 }
 
 static void claimed(struct execution *e, const PGresult *res)
@@ -513,9 +570,13 @@ static void on_looked(const PGresult *res, const struct error *err, void *arg)
     struct error send_err = ERROR_INIT;
     const char *state = res && PQntuples(res) > 0 ? db_column(res, 0, "state") : NULL;
     const char *sandbox_id = state ? db_column(res, 0, "sandbox_id") : NULL;
+    enum execution_state known;
 
     if (!res)
         log_error_value(&e->d->log, LOG_WARN, "execution_not_read", err);
+    /* It was cancelled before it began. */
+    if (state && execution_state_parse(state, &known) == 0 && execution_state_is_terminal(known))
+        answers_execution_row(e->d->answers, res, 0);
     if (state && strcmp(state, "running") == 0) {
         if (sandbox_id && id_is_valid(sandbox_id))
             memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
@@ -682,4 +743,11 @@ const char *execution_sandbox_id(const struct execution *execution)
 void execution_announced(struct execution *execution)
 {
     execution->announced = true;
+}
+
+void execution_cancel(struct execution *execution)
+{
+    execution->cancel_wanted = true;
+    if (execution->phase == RUNNING)
+        end_tree(execution, EXECUTION_STOP_CANCEL);
 }

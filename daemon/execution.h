@@ -27,10 +27,12 @@ struct execution_handler {
                                        struct channel **channel);
     /* Once after a channel was given: it runs no more. */
     void (*on_ended)(void *arg, struct execution *execution);
+    /* It failed by itself: true when execution_measured will tell whether for want of memory. */
+    bool (*on_failed)(void *arg, struct execution *execution);
     /* The guest does not end it though told to. */
     void (*on_stuck)(void *arg, struct execution *execution);
-    /* Its result is recorded, or nothing can be: free it. terminate: its sandbox shall be stopped,
-     * for it ran out of time. */
+    /* Its result is recorded, or nothing can be: free it. terminate: its sandbox shall be stopped
+     * with it. */
     void (*on_done)(void *arg, struct execution *execution, bool terminate);
 };
 
@@ -57,6 +59,12 @@ void execution_free(struct execution *execution);
 const char *execution_id(const struct execution *execution);
 /* "" until on_claimed. */
 const char *execution_sandbox_id(const struct execution *execution);
+/* The answer to on_failed. Harmless for any other. */
+void execution_measured(struct execution *execution, bool oom_killed);
+/* It waits for that answer. */
+bool execution_is_measured(const struct execution *execution);
+/* A client wants it ended; its whole tree is. Harmless once it ended. */
+void execution_cancel(struct execution *execution);
 /* It was announced again: if the claim now in flight comes too early, it is tried once more. */
 void execution_announced(struct execution *execution);
 

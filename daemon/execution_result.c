@@ -4,18 +4,20 @@
  *
  *   frame                                  state       exit_code        signal
  *   EXIT, timer fired, tree was killed     timed_out   as it came       as it came
+ *   EXIT, cancelled, tree was killed       cancelled   as it came       as it came
  *   EXIT, exit code 0, no signal, no kill  succeeded   0                null
  *   EXIT, else                             failed      code, 128 + n    null, n
  *   FAILED at exec: no such file           failed      127 (as a shell) null
  *   FAILED at exec: any other              failed      126 (as a shell) null
  *   FAILED at another step                 failed      null             null
  *
- * A process that ended by itself before KILL reached it is not timed out, though the timer fired:
- * its result is whole.
+ * A process that ended by itself before KILL reached it is neither timed out nor cancelled: its
+ * result is whole.
  */
 #include "daemon/execution_result.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,17 +26,31 @@ static void clear(struct execution_result *result, enum execution_state state)
     *result = (struct execution_result){.state = state, .exit_code = -1, .cpu_us = -1};
 }
 
-void execution_result_exit(const struct channel_exit *from, bool timed_out,
+void execution_result_exit(const struct channel_exit *from, enum execution_stop stop,
                            struct execution_result *result)
 {
     clear(result, EXECUTION_FAILED);
     result->cpu_us = (int64_t)from->cpu_us;
     result->signal = from->signal;
     result->exit_code = from->signal ? 128 + from->signal : from->code;
-    if (timed_out && from->killed)
+    if (from->killed && stop == EXECUTION_STOP_TIMEOUT) {
         result->state = EXECUTION_TIMED_OUT;
-    else if (result->exit_code == 0 && !from->killed)
+        result->reason = "execution_timeout";
+    } else if (from->killed && stop == EXECUTION_STOP_CANCEL) {
+        result->state = EXECUTION_CANCELLED;
+        result->reason = "execution_cancel";
+    } else if (result->exit_code == 0 && !from->killed) {
         result->state = EXECUTION_SUCCEEDED;
+    }
+}
+
+/* gVisor ends the guest's process with 1 and no signal (measured); other codes are its own doing.
+ */
+void execution_result_oom_killed(struct execution_result *result)
+{
+    result->oom_killed = true;
+    if (result->exit_code == 1 && result->signal == 0)
+        result->exit_code = 128 + SIGKILL;
 }
 
 static const char *step_text(enum wire_step step)

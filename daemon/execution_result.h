@@ -8,17 +8,28 @@
 #include "common/states.h"
 #include "daemon/channel.h"
 
-struct execution_result {
-    enum execution_state state;
-    int exit_code;   /* -1: null */
-    int signal;      /* 0: null */
-    int64_t cpu_us;  /* -1: null */
-    char error[400]; /* why it could not be started, or is lost; "": null */
+/* Why the daemon asked the guest to end it. */
+enum execution_stop {
+    EXECUTION_STOP_NONE,
+    EXECUTION_STOP_TIMEOUT, /* its timer fired */
+    EXECUTION_STOP_CANCEL,  /* a client asked for it */
 };
 
-/* EXIT. timed_out: the timer fired before it came. */
-void execution_result_exit(const struct channel_exit *from, bool timed_out,
+struct execution_result {
+    enum execution_state state;
+    const char *reason; /* static; NULL: it ended by itself */
+    int exit_code;      /* -1: null */
+    int signal;         /* 0: null */
+    int64_t cpu_us;     /* -1: null */
+    bool oom_killed;    /* the kernel took its memory's owner, and the guest lived on */
+    char error[400];    /* why it could not be started, or is lost; "": null */
+};
+
+/* EXIT. stop: what was asked for before it came. */
+void execution_result_exit(const struct channel_exit *from, enum execution_stop stop,
                            struct execution_result *result);
+/* The kernel's OOM killer took what it ran in, and its guest lives. */
+void execution_result_oom_killed(struct execution_result *result);
 /* FAILED. errno_value: Linux's. */
 void execution_result_failed(enum wire_step step, int errno_value, struct execution_result *result);
 /* It was never given to the guest; text says why. */

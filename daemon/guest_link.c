@@ -11,9 +11,12 @@
  *   GONE      nothing is left of it
  *
  * Why it ended, for a row that does not know it already (sandbox_end keeps a stop's own reason):
- *   main ended it (this one or a former; the keeper keeps the reason), or it broke the protocol
- * what we ended it for OOM kills in its cgroup, status not 0      oom   (a guest that lives through
- * an OOM kill of one of its processes and ends with 0 was not it) not ready yet provision_failed
+ *   main ended it (this one or a former; the    what it ended it for
+ *   keeper keeps the reason), or it broke the
+ *   protocol
+ *   more OOM kills in its cgroup than it       oom   (a guest that lives through an OOM kill of one
+ *   was seen alive with, status not 0                of its processes does not end by that)
+ *   not ready yet                              provision_failed
  *   status 0 to 127, not 2: PID 1's own        guest_exit
  *   else                                       guest_crash  (the sentry's 2, runsc's 128, 137 of a
  *                                                           kill, unknown)
@@ -56,6 +59,8 @@ struct guest_link {
     struct channel *channel;
     struct loop_timer *timer; /* by state */
     int64_t ping_ms;          /* the last PING's time */
+    uint64_t cpu_us;          /* as the keeper measured it last, like the next */
+    uint32_t oom_kills;
 };
 
 static const char *state_name(enum guest_state state)
@@ -132,13 +137,14 @@ void guest_link_end(struct guest_link *guest, const char *reason)
 }
 
 /* asked: why main ended it; "" when it did not, or a former main did. */
-static const char *end_reason(const char *asked, bool was_ready, const struct keeper_report *report)
+static const char *end_reason(const char *asked, bool was_ready, uint32_t oom_kills,
+                              const struct keeper_report *report)
 {
     if (asked[0] == '\0')
         asked = report->reason;
     if (asked[0] != '\0' && (report->killed || strcmp(asked, "relay_protocol") == 0))
         return asked;
-    if (report->oom_kills > 0 && report->exit_status != 0)
+    if (report->oom_kills > oom_kills && report->exit_status != 0)
         return "oom";
     if (asked[0] != '\0')
         return asked;
@@ -152,7 +158,7 @@ static const char *end_reason(const char *asked, bool was_ready, const struct ke
 
 const char *guest_link_reason(const struct keeper_report *report)
 {
-    return end_reason("", true, report);
+    return end_reason("", true, 0, report);
 }
 
 static void gone(struct guest_link *guest, const char *reason)
@@ -320,7 +326,8 @@ static void on_keeper_ended(struct guest_link *guest, const struct keeper_report
              "id=%s status=%d oom_kills=%u killed=%u cpu_us=%llu detail=%s", guest->id,
              (int)report->exit_status, (unsigned)report->oom_kills, (unsigned)report->killed,
              (unsigned long long)report->cpu_us, report->text);
-    gone(guest, end_reason(guest->asked, guest->was_ready, report));
+    guest->cpu_us = report->cpu_us;
+    gone(guest, end_reason(guest->asked, guest->was_ready, guest->oom_kills, report));
 }
 
 void guest_link_report(struct guest_link *guest, const struct keeper_report *report, int fd)
@@ -336,6 +343,9 @@ void guest_link_report(struct guest_link *guest, const struct keeper_report *rep
         gone(guest, guest->asked[0] ? guest->asked : "provision_failed");
     } else if (report->event == KEEPER_ENDED) {
         on_keeper_ended(guest, report);
+    } else if (report->event == KEEPER_USAGE && report->cpu_us >= guest->cpu_us) {
+        guest->cpu_us = report->cpu_us;
+        guest->oom_kills = report->oom_kills;
     }
 }
 
@@ -434,4 +444,23 @@ bool guest_link_is_started(const struct guest_link *guest)
 struct channel *guest_link_channel(const struct guest_link *guest)
 {
     return guest->state == READY ? guest->channel : NULL;
+}
+
+uint64_t guest_link_cpu_us(const struct guest_link *guest)
+{
+    return guest->cpu_us;
+}
+
+uint32_t guest_link_oom_kills(const struct guest_link *guest)
+{
+    return guest->oom_kills;
+}
+
+bool guest_link_measure(struct guest_link *guest)
+{
+    struct keeper_request request = {.op = KEEPER_STATS};
+    struct error err = ERROR_INIT;
+
+    memcpy(request.id, guest->id, ID_SIZE);
+    return guest->state == READY && keeper_link_send(guest->d->keeper, &request, &err) == 0;
 }

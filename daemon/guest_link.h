@@ -42,6 +42,12 @@ void guest_link_end(struct guest_link *guest, const char *reason);
 const char *guest_link_reason(const struct keeper_report *report);
 /* The keeper said that it started, or held it, and not yet that it ended. */
 bool guest_link_is_started(const struct guest_link *guest);
+/* CPU time of the guest in all, as last measured; right once it ended. */
+uint64_t guest_link_cpu_us(const struct guest_link *guest);
+uint32_t guest_link_oom_kills(const struct guest_link *guest);
+/* Asks the keeper for both; its report (KEEPER_USAGE) follows. False: it is not ready, or the
+ * keeper is gone. */
+bool guest_link_measure(struct guest_link *guest);
 /* NULL unless it is ready. Borrowed. */
 struct channel *guest_link_channel(const struct guest_link *guest);
 

@@ -130,7 +130,7 @@ static bool node_send(struct node *node, enum statement stmt, const struct dbq_p
 static void notified(const char *payload, void *arg)
 {
     struct node *node = arg;
-    if ((payload[0] != 's' && payload[0] != 'e') || !id_is_valid(payload + 1)) {
+    if (!payload[0] || !strchr("sec", payload[0]) || !id_is_valid(payload + 1)) {
         /* Whoever may connect to the database may NOTIFY. */
         log_warn(&node->d->log, "notification_malformed", "bytes=%zu", strlen(payload));
         return;
@@ -274,8 +274,16 @@ static void heartbeat_done(const PGresult *res, const struct error *err, void *a
         log_error_value(&d->log, LOG_WARN, "heartbeat_failed", err);
         return;
     }
-    if (PQntuples(res) > 0)
+    const char *verdict = PQntuples(res) > 0 ? db_column(res, 0, "verdict") : NULL;
+    if (verdict && strcmp(verdict, "current") == 0)
         return;
+    if (verdict && strcmp(verdict, "fenced") == 0) {
+        /* Its sandboxes were given up while it was silent: begin anew, under a new epoch. */
+        log_fail(&d->log, "node_fenced", "node=%s epoch=%s", node->number, node->epoch);
+        d->exit_code = DAEMON_EXIT_LOST;
+        loop_stop(d->loop);
+        return;
+    }
     log_fail(&d->log, "node_taken_over",
              "node=%s epoch=%s mend=give each host a node.number of its own", node->number,
              node->epoch);

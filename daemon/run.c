@@ -31,6 +31,7 @@
 #include "daemon/node.h"
 #include "daemon/parent_link.h"
 #include "daemon/sandbox.h"
+#include "daemon/upkeep.h"
 
 /* Below the supervisor's patience; statements take milliseconds, unless the database is away. */
 #define LEAVE_MAX_MS 8000
@@ -197,6 +198,7 @@ static void registered(struct daemon *d)
              node_epoch_text(d->node));
     if (run->parent)
         parent_link_say(run->parent, MAIN_READY);
+    upkeep_start(d->upkeep);
 }
 
 /* The keeper has told what it holds; the registration says it to the database. */
@@ -239,6 +241,9 @@ static int build(struct run *run, int keeper_sock, int parent_sock, const char *
     d->door = door_new(d, err);
     if (!d->door)
         return -1;
+    d->upkeep = upkeep_new(d, err);
+    if (!d->upkeep)
+        return -1;
     run->drain_limit = loop_timer_new(d->loop, drain_limit_fired, run);
     run->leave_look = loop_timer_new(d->loop, look_whether_settled, run);
     run->sigterm = loop_signal_new(d->loop, SIGTERM, stop_signal, run);
@@ -257,6 +262,7 @@ static void destroy(struct run *run)
     loop_signal_free(run->sighup);
     loop_timer_free(run->drain_limit);
     loop_timer_free(run->leave_look);
+    upkeep_free(d->upkeep);
     door_free(d->door);
     if (d->sandboxes)
         sandboxes_free(d->sandboxes);

@@ -171,17 +171,48 @@ void sandbox_end_row(struct sandbox *s, const char *reason)
     send_end(s);
 }
 
+/* --- deadlines ----------------------------------------------------------------------------- */
+
+void sandbox_arm_in(struct sandbox *s, struct loop_timer *timer, int64_t delay_ms)
+{
+    if (delay_ms == INT64_MAX)
+        loop_timer_disarm(timer);
+    else
+        sandbox_arm(s, timer, (delay_ms > 0 ? delay_ms : 0) + DEADLINE_SLACK_MS);
+}
+
+/* Both as a row tells them, by the database's clock: at first, after a change, and when one that
+ * was thought to be over is not. */
+static void take_deadlines(struct sandbox *s, const PGresult *res)
+{
+    struct sandbox_deadlines deadlines;
+    struct error err = ERROR_INIT;
+
+    if (sandbox_deadlines_read(res, 0, &deadlines, &err) < 0) {
+        log_error_value(&s->all->d->log, LOG_ERROR, "deadlines_not_read", &err);
+        return;
+    }
+    s->idle_ms = deadlines.idle_ms;
+    sandbox_arm_in(s, s->ttl_timer, deadlines.expires_in_ms);
+    /* Work that the row knows of and this daemon does not is asked for again. */
+    if (s->phase == PHASE_READY && s->running == 0)
+        sandbox_arm_in(s, s->idle_timer,
+                       deadlines.idle_in_ms != INT64_MAX ? deadlines.idle_in_ms
+                                                         : deadlines.idle_ms);
+}
+
 /* --- the row ------------------------------------------------------------------------------- */
 
 int sandbox_send(struct sandbox *s, enum statement stmt, const char *more1, const char *more2,
-                 dbq_result_cb cb, struct error *err)
+                 const char *more3, dbq_result_cb cb, struct error *err)
 {
     struct daemon *d = s->all->d;
     const struct dbq_param params[] = {{.value = s->id},
                                        {.value = node_number_text(d->node)},
                                        {.value = node_epoch_text(d->node)},
                                        {.value = more1},
-                                       {.value = more2}};
+                                       {.value = more2},
+                                       {.value = more3}};
 
     return dbq_send(d->db, stmt, params, cb, s, err);
 }
@@ -224,6 +255,7 @@ static bool may_go_on(struct sandbox *s, const PGresult *res)
         sandbox_stop_guest(s, row_reason(res));
         return false;
     }
+    take_deadlines(s, res);
     return true;
 }
 
@@ -243,6 +275,9 @@ static void on_guest_ended(void *arg, const char *reason)
 {
     struct sandbox *s = arg;
 
+    s->cpu_us = guest_link_cpu_us(s->guest);
+    /* Before the row's end, which would take those for lost that wait for this. */
+    sandboxes_measured(s->all, s->id, strcmp(reason, "oom") == 0);
     guest_link_free(steal_ptr(s->guest));
     sandbox_end_row(s, reason);
 }
@@ -252,12 +287,6 @@ const struct guest_link_handler sandbox_guest_handler = {
     .on_ended = on_guest_ended,
 };
 
-void sandbox_arm_ttl(struct sandbox *s, int64_t expires_in_ms)
-{
-    if (expires_in_ms != INT64_MAX)
-        sandbox_arm(s, s->ttl_timer, (expires_in_ms > 0 ? expires_in_ms : 0) + DEADLINE_SLACK_MS);
-}
-
 static int provision(struct sandbox *s, const PGresult *res, struct error *err)
 {
     struct sandboxes *all = s->all;
@@ -265,13 +294,13 @@ static int provision(struct sandbox *s, const PGresult *res, struct error *err)
 
     if (sandbox_row_read(res, 0, all->d->config, &row, err) < 0)
         return -1;
-    s->idle_ms = row.idle_ms;
+    s->idle_ms = row.deadlines.idle_ms;
     s->guest =
         guest_link_new(all->d, all->rx, &row.start, &row.env, &sandbox_guest_handler, s, err);
     if (!s->guest)
         return -1;
     sandbox_advance(s, PHASE_PROVISIONING, NULL);
-    sandbox_arm_ttl(s, row.expires_in_ms);
+    sandbox_arm_in(s, s->ttl_timer, row.deadlines.expires_in_ms);
     return 0;
 }
 
@@ -308,7 +337,7 @@ static void send_claim(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (sandbox_send(s, STMT_SANDBOX_CLAIM, NULL, NULL, on_claim, &err) < 0) {
+    if (sandbox_send(s, STMT_SANDBOX_CLAIM, NULL, NULL, NULL, on_claim, &err) < 0) {
         log_error_value(&s->all->d->log, LOG_WARN, "sandbox_not_claimed", &err);
         sandbox_remove(s);
     }
@@ -380,11 +409,11 @@ static void send_look(struct sandbox *s)
 
 /* --- ready --------------------------------------------------------------------------------- */
 
+/* From now: an execution ended. */
 void sandbox_arm_idle(struct sandbox *s)
 {
-    if (s->phase == PHASE_READY && s->running == 0 && s->idle_ms != INT64_MAX &&
-        guest_link_channel(s->guest))
-        sandbox_arm(s, s->idle_timer, s->idle_ms);
+    if (s->phase == PHASE_READY && s->running == 0 && guest_link_channel(s->guest))
+        sandbox_arm_in(s, s->idle_timer, s->idle_ms);
 }
 
 /* Executions that were admitted before the sandbox was ready. */
@@ -425,7 +454,7 @@ static void on_set_ready(const PGresult *res, const struct error *err, void *arg
     }
     sandbox_advance(s, PHASE_READY, NULL);
     answer_row(s, res, state);
-    sandbox_arm_idle(s);
+    take_deadlines(s, res);
     if (dbq_send(s->all->d->db, STMT_SANDBOX_QUEUED_EXECUTIONS, params, on_queued, s, &send_err) <
         0)
         log_error_value(&s->all->d->log, LOG_WARN, "executions_not_read", &send_err);
@@ -435,7 +464,7 @@ static void send_ready(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (sandbox_send(s, STMT_SANDBOX_SET_READY, NULL, NULL, on_set_ready, &err) < 0)
+    if (sandbox_send(s, STMT_SANDBOX_SET_READY, NULL, NULL, NULL, on_set_ready, &err) < 0)
         sandbox_retry_later(s, &err);
 }
 
@@ -467,15 +496,10 @@ static void on_stop(const PGresult *res, const struct error *err, void *arg)
         return;
     }
     s->stops_wanted &= ~(unsigned)stop;
-    if (!may_go_on(s, res))
-        return;
-    /* Not due by the database's clock, which is the one that counts. */
-    if (stop == STOP_TTL)
-        sandbox_arm(s, s->ttl_timer, backoff(&s->ttl_retry_ms));
-    /* Not idle: an execution whose end is not recorded yet, or that was not heard of yet. */
-    if (stop == STOP_IDLE)
-        sandbox_arm_idle(s);
-    send_stop(s);
+    /* Else not due by the database's clock, which is the one that counts: it was renewed, or there
+     * is work whose end is not recorded yet, or that was not heard of yet. */
+    if (may_go_on(s, res))
+        send_stop(s);
 }
 
 static void send_stop(struct sandbox *s)
@@ -488,7 +512,7 @@ static void send_stop(struct sandbox *s)
     stop = s->stops_wanted & STOP_EXECUTION ? STOP_EXECUTION
            : s->stops_wanted & STOP_TTL     ? STOP_TTL
                                             : STOP_IDLE;
-    if (sandbox_send(s, STMT_SANDBOX_STOP, stop_reason(stop), NULL, on_stop, &err) < 0)
+    if (sandbox_send(s, STMT_SANDBOX_STOP, stop_reason(stop), NULL, NULL, on_stop, &err) < 0)
         sandbox_retry_later(s, &err);
     else
         s->stop_sent = stop;
@@ -507,11 +531,42 @@ static void on_ttl(void *arg)
     sandbox_want_stop(arg, STOP_TTL);
 }
 
+static void on_active(const PGresult *res, const struct error *err, void *arg)
+{
+    struct sandbox *s = arg;
+
+    if (!sandbox_is_live(s))
+        return;
+    if (res) {
+        (void)may_go_on(s, res);
+        return;
+    }
+    log_error_value(&s->all->d->log, LOG_WARN, "sandbox_activity_not_recorded", err);
+    sandbox_arm_idle(s);
+}
+
+/* Work of no execution: a process in the background that uses the CPU. */
+static bool was_active(struct sandbox *s)
+{
+    int64_t age_ms = clock_mono_ms() - s->sample.active_ms;
+    struct error err = ERROR_INIT;
+    char age[24];
+
+    if (s->sample.active_ms == 0 || age_ms >= s->idle_ms)
+        return false;
+    snprintf(age, sizeof(age), "%lld", (long long)age_ms);
+    if (sandbox_send(s, STMT_SANDBOX_ACTIVE, age, NULL, NULL, on_active, &err) < 0) {
+        log_error_value(&s->all->d->log, LOG_WARN, "sandbox_activity_not_recorded", &err);
+        sandbox_arm_idle(s);
+    }
+    return true;
+}
+
 static void on_idle(void *arg)
 {
     struct sandbox *s = arg;
 
-    if (s->running == 0)
+    if (s->running == 0 && !was_active(s))
         sandbox_want_stop(s, STOP_IDLE);
 }
 
@@ -540,8 +595,10 @@ static void on_end(const PGresult *res, const struct error *err, void *arg)
 static void send_end(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
+    char cpu_us[24];
 
-    if (sandbox_send(s, STMT_SANDBOX_END, "failed", s->end_reason, on_end, &err) < 0)
+    snprintf(cpu_us, sizeof(cpu_us), "%llu", (unsigned long long)s->cpu_us);
+    if (sandbox_send(s, STMT_SANDBOX_END, "failed", s->end_reason, cpu_us, on_end, &err) < 0)
         sandbox_retry_later(s, &err);
 }
 

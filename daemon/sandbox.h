@@ -16,7 +16,8 @@ struct sandboxes *sandboxes_new(struct daemon *d, struct error *err);
 void sandboxes_free(struct sandboxes *all);
 
 /* Work was announced (NOTIFY or scan): kind 's' (look at this sandbox: claim it when queued, end
- * it when stopping) or 'e' (claim and run this execution). Repeated announcements are harmless. */
+ * it when stopping), 'e' (claim and run this execution) or 'c' (end it). Repeated announcements are
+ * harmless. */
 void sandboxes_work(struct sandboxes *all, char kind, const char *id);
 /* A row that this node has claimed, found by a scan: 's' or 'e' as above, and the sandbox. Looked
  * into only if no such sandbox or execution is held here. */

@@ -6,6 +6,7 @@
 #include "daemon/guest_link.h"
 #include "daemon/idmap.h"
 #include "daemon/sandbox.h"
+#include "daemon/usage.h"
 
 enum sandbox_phase {
     PHASE_CLAIMING,
@@ -35,7 +36,6 @@ struct sandbox {
     struct loop_timer *ttl_timer;
     struct loop_timer *idle_timer;
     struct loop_timer *retry_timer; /* the statement of the phase, or a stop, once more */
-    int64_t ttl_retry_ms;
     int64_t retry_ms;
     unsigned stops_wanted;       /* enum sandbox_stop */
     enum sandbox_stop stop_sent; /* in flight; 0: none */
@@ -46,6 +46,8 @@ struct sandbox {
     bool is_over;                /* PHASE_HELD: the guest ended */
     int64_t idle_left_ms;        /* PHASE_RESYNCING; INT64_MAX: not idle, or no limit */
     bool listed;                 /* the keeper's last list has its guest */
+    struct usage_sample sample;
+    uint64_t cpu_us; /* PHASE_ENDING: of the guest in all */
 };
 
 struct sandboxes {
@@ -59,6 +61,7 @@ struct sandboxes {
     struct loop_timer *empty_timer;
     bool is_listing; /* KEEPER_LIST was sent */
     void (*on_attached)(struct daemon *d);
+    struct usage *usage;
 };
 
 /* Work was announced for this id: makes its sandbox, or has it look at its row. */
@@ -82,13 +85,14 @@ struct sandbox *sandbox_new(struct sandboxes *all, const char *id, enum sandbox_
 bool sandbox_advance(struct sandbox *s, enum sandbox_phase to, const char *reason);
 /* Out of the table, and freed. */
 void sandbox_remove(struct sandbox *s);
-/* Sends a statement whose parameters are id, node, epoch and up to two more. */
+/* Sends a statement whose parameters are id, node, epoch and up to three more. */
 int sandbox_send(struct sandbox *s, enum statement stmt, const char *more1, const char *more2,
-                 dbq_result_cb cb, struct error *err);
+                 const char *more3, dbq_result_cb cb, struct error *err);
 /* The phase's statement once more, later. */
 void sandbox_retry_later(struct sandbox *s, const struct error *err);
 void sandbox_arm(const struct sandbox *s, struct loop_timer *timer, int64_t delay_ms);
-void sandbox_arm_ttl(struct sandbox *s, int64_t expires_in_ms);
+/* A deadline; INT64_MAX: none. */
+void sandbox_arm_in(struct sandbox *s, struct loop_timer *timer, int64_t delay_ms);
 void sandbox_arm_idle(struct sandbox *s);
 /* There is no guest any more. */
 void sandbox_end_row(struct sandbox *s, const char *reason);
@@ -123,6 +127,9 @@ void sandboxes_adopt_execution(struct sandboxes *all, const struct sandbox *s, c
                                int row);
 /* The executions that wait for this sandbox go on, or (it ends) are dropped. */
 void sandboxes_release_waiting(struct sandboxes *all, const struct sandbox *s, bool resume);
+/* Tells the failed executions of a sandbox whether the kernel took their memory. One kill is one
+ * execution's: which, cannot be known, so it is the first that failed since. */
+void sandboxes_measured(struct sandboxes *all, const char *sandbox_id, bool oom_killed);
 /* Something was removed: tells who waits for the end if it was the last. */
 void sandboxes_check_empty(struct sandboxes *all);
 

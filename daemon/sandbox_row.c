@@ -58,12 +58,29 @@ static int get_env(const PGresult *res, int index, struct buf *env, struct error
     return execution_env_parse(text, strlen(text), env, err);
 }
 
+int sandbox_deadlines_read(const PGresult *res, int index, struct sandbox_deadlines *deadlines,
+                           struct error *err)
+{
+    int64_t idle_seconds = 0;
+
+    *deadlines = (struct sandbox_deadlines){
+        .expires_in_ms = INT64_MAX, .idle_ms = INT64_MAX, .idle_in_ms = INT64_MAX};
+    if (get_nullable(res, index, "expires_in_ms", INT64_MIN / 2, SECONDS_MAX * 1000,
+                     &deadlines->expires_in_ms, err) < 0 ||
+        get_nullable(res, index, "idle_in_ms", INT64_MIN / 2, SECONDS_MAX * 1000,
+                     &deadlines->idle_in_ms, err) < 0 ||
+        get_nullable(res, index, "idle_seconds", 1, SECONDS_MAX, &idle_seconds, err) < 0)
+        return -1;
+    if (idle_seconds > 0)
+        deadlines->idle_ms = idle_seconds * 1000;
+    return 0;
+}
+
 static int read_all(const PGresult *res, int index, const struct config *config,
                     struct sandbox_row *row, struct error *err)
 {
     const char *id = db_column(res, index, "id");
     int64_t cpus, memory_mb, workspace_mb, pids;
-    int64_t idle_seconds = 0;
 
     if (!id || !id_is_valid(id))
         return bad(err, "id");
@@ -72,13 +89,9 @@ static int read_all(const PGresult *res, int index, const struct config *config,
         get(res, index, "memory_mb", 1, INT32_MAX, &memory_mb, err) < 0 ||
         get(res, index, "workspace_mb", 1, INT32_MAX, &workspace_mb, err) < 0 ||
         get(res, index, "pids", 1, INT32_MAX, &pids, err) < 0 ||
-        get_nullable(res, index, "expires_in_ms", INT64_MIN / 2, SECONDS_MAX * 1000,
-                     &row->expires_in_ms, err) < 0 ||
-        get_nullable(res, index, "idle_seconds", 1, SECONDS_MAX, &idle_seconds, err) < 0 ||
+        sandbox_deadlines_read(res, index, &row->deadlines, err) < 0 ||
         get_env(res, index, &row->env, err) < 0)
         return -1;
-    if (idle_seconds > 0)
-        row->idle_ms = idle_seconds * 1000;
     row->start.op = KEEPER_START;
     memcpy(row->start.id, id, ID_SIZE);
     row->start.cpus = (uint32_t)cpus;
@@ -93,8 +106,7 @@ static int read_all(const PGresult *res, int index, const struct config *config,
 int sandbox_row_read(const PGresult *res, int index, const struct config *config,
                      struct sandbox_row *row, struct error *err)
 {
-    *row = (struct sandbox_row){
-        .env = BUF_INIT(WIRE_PAYLOAD_MAX - 8), .expires_in_ms = INT64_MAX, .idle_ms = INT64_MAX};
+    *row = (struct sandbox_row){.env = BUF_INIT(WIRE_PAYLOAD_MAX - 8)};
     if (read_all(res, index, config, row, err) == 0)
         return 0;
     sandbox_row_free(row);

@@ -112,14 +112,12 @@ static int take_over(struct sandbox *s, const PGresult *res, struct error *err)
 {
     struct sandboxes *all = s->all;
     _cleanup_sandbox_row_ struct sandbox_row row;
-    const char *idle = db_column(res, 0, "idle_in_ms");
     int64_t epoch = 0;
 
     if (sandbox_row_read(res, 0, all->d->config, &row, err) < 0)
         return -1;
-    s->idle_ms = row.idle_ms;
-    if (!idle || text_parse_i64(idle, INT64_MIN / 2, INT64_MAX, &s->idle_left_ms) < 0)
-        s->idle_left_ms = INT64_MAX;
+    s->idle_ms = row.deadlines.idle_ms;
+    s->idle_left_ms = row.deadlines.idle_in_ms;
     /* No two daemons of a node have the same epoch. */
     if (text_parse_i64(node_epoch_text(all->d->node), 1, INT64_MAX, &epoch) < 0)
         return error_set(err, ERR_INTERNAL, "no epoch");
@@ -129,7 +127,7 @@ static int take_over(struct sandbox *s, const PGresult *res, struct error *err)
     if (!s->guest)
         return -1;
     sandbox_advance(s, PHASE_RESYNCING, NULL);
-    sandbox_arm_ttl(s, row.expires_in_ms);
+    sandbox_arm_in(s, s->ttl_timer, row.deadlines.expires_in_ms);
     return 0;
 }
 
@@ -177,7 +175,7 @@ static void send_adopt(struct sandbox *s)
 {
     struct error err = ERROR_INIT;
 
-    if (sandbox_send(s, STMT_SANDBOX_ADOPT, NULL, NULL, on_adopt, &err) < 0)
+    if (sandbox_send(s, STMT_SANDBOX_ADOPT, NULL, NULL, NULL, on_adopt, &err) < 0)
         sandbox_retry_later(s, &err);
 }
 
@@ -243,8 +241,10 @@ static void on_list(const PGresult *res, const struct error *err, void *arg)
     if (s->phase != PHASE_READY)
         return;
     sandbox_kill_strays(s);
-    if (s->running == 0 && s->idle_left_ms != INT64_MAX)
-        sandbox_arm(s, s->idle_timer, s->idle_left_ms > 0 ? s->idle_left_ms : 0);
+    /* What the kernel took for want of memory so far was a former daemon's affair. */
+    (void)guest_link_measure(s->guest);
+    if (s->running == 0)
+        sandbox_arm_in(s, s->idle_timer, s->idle_left_ms);
     /* Those that were queued meanwhile. */
     for (int row = 0; row < PQntuples(res); row++) {
         const char *state = db_column(res, row, "state");

@@ -50,6 +50,13 @@ static void on_execution_ended(void *arg, struct execution *e)
         sandbox_execution_ended(s);
 }
 
+static bool on_execution_failed(void *arg, struct execution *e)
+{
+    const struct sandbox *s = sandbox_of(arg, e);
+
+    return s && s->guest && guest_link_measure(s->guest);
+}
+
 static void on_execution_stuck(void *arg, struct execution *e)
 {
     struct sandbox *s = sandbox_of(arg, e);
@@ -73,6 +80,7 @@ static void on_execution_done(void *arg, struct execution *e, bool terminate)
 static const struct execution_handler execution_handler = {
     .on_claimed = on_execution_claimed,
     .on_ended = on_execution_ended,
+    .on_failed = on_execution_failed,
     .on_stuck = on_execution_stuck,
     .on_done = on_execution_done,
 };
@@ -147,6 +155,17 @@ static void work_execution(struct sandboxes *all, const char *id)
     idmap_remove(all->executions, id);
 }
 
+/* One that is not held is looked at: whoever waits for it is told of its end. */
+static void cancel_execution(struct sandboxes *all, const char *id)
+{
+    struct execution *e = idmap_get(all->executions, id);
+
+    if (e)
+        execution_cancel(e);
+    else
+        work_execution(all, id);
+}
+
 void sandboxes_work(struct sandboxes *all, char kind, const char *id)
 {
     /* What comes while closing is the next daemon's: it stays queued. */
@@ -160,6 +179,8 @@ void sandboxes_work(struct sandboxes *all, char kind, const char *id)
         sandbox_announced(all, id);
     else if (kind == 'e')
         work_execution(all, id);
+    else if (kind == 'c')
+        cancel_execution(all, id);
 }
 
 /* A guest that nobody here asked for, or an end that nobody waits for. */
@@ -220,6 +241,29 @@ void sandboxes_reconcile_guests(struct sandboxes *all)
     sandbox_tell_keeper(all->d, KEEPER_LIST, any, "");
 }
 
+void sandboxes_measured(struct sandboxes *all, const char *sandbox_id, bool oom_killed)
+{
+    unsigned cursor = 0;
+    struct execution *e;
+
+    while ((e = idmap_next(all->executions, &cursor)))
+        if (execution_is_measured(e) && strcmp(execution_sandbox_id(e), sandbox_id) == 0) {
+            execution_measured(e, oom_killed);
+            oom_killed = false;
+        }
+}
+
+static void on_usage(struct sandboxes *all, struct sandbox *s, const struct keeper_report *report)
+{
+    uint32_t known = s && s->guest ? guest_link_oom_kills(s->guest) : UINT32_MAX;
+
+    if (s && s->guest) {
+        guest_link_report(s->guest, report, -1);
+        usage_measured(&s->sample, guest_link_cpu_us(s->guest));
+    }
+    sandboxes_measured(all, report->id, report->oom_kills > known);
+}
+
 void sandboxes_keeper_report(struct daemon *d, const struct keeper_report *report, int fd)
 {
     struct sandboxes *all = d->sandboxes;
@@ -240,6 +284,10 @@ void sandboxes_keeper_report(struct daemon *d, const struct keeper_report *repor
         break;
     }
     s = idmap_get(all->by_id, report->id);
+    if (report->event == KEEPER_USAGE) {
+        on_usage(all, s, report); /* comes without a descriptor */
+        return;
+    }
     if (s && s->guest) {
         guest_link_report(s->guest, report, fd);
         return;
@@ -320,8 +368,9 @@ struct sandboxes *sandboxes_new(struct daemon *d, struct error *err)
         all->executions = idmap_new();
         all->rx = malloc(WIRE_FRAME_MAX);
         all->empty_timer = loop_timer_new(d->loop, on_empty_timer, all);
+        all->usage = usage_new(all);
     }
-    if (!all || !all->by_id || !all->executions || !all->rx || !all->empty_timer) {
+    if (!all || !all->by_id || !all->executions || !all->rx || !all->empty_timer || !all->usage) {
         if (all)
             sandboxes_free(all);
         error_set(err, ERR_SYSTEM, "no memory for the sandboxes");
@@ -338,6 +387,7 @@ void sandboxes_free(struct sandboxes *all)
 
     all->is_closing = true;
     all->on_empty = NULL;
+    usage_free(all->usage);
     /* With its guest's channel a sandbox ends the executions in there, which frees them. */
     while (all->by_id && (s = idmap_next(all->by_id, &cursor))) {
         idmap_remove(all->by_id, s->id);

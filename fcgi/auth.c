@@ -128,9 +128,12 @@ int auth_check(struct db *db, const struct request *req, const struct route_matc
     if (match->project && check_project(res, auth, err) < 0)
         return -1;
     const struct route *route = match->route;
-    if (route->access == ROUTE_ACCESS_SCOPE && !scope_satisfies(auth->scopes, route->scope))
+    if (route->scope != SCOPE_NONE && !scope_satisfies(auth->scopes, route->scope))
         return error_set(err, ERR_FORBIDDEN, "the token lacks the scope %s",
                          scope_name(route->scope));
+    if (route->access == ROUTE_ACCESS_INSTALLATION && db_column(res, 0, "token_project"))
+        return error_set(err, ERR_FORBIDDEN,
+                         "only a token of the installation may do this, not a project's own");
     if (match->project && column_is_true(res, "disabled"))
         return error_set(err, ERR_PROJECT_DISABLED, "the project is disabled");
     return 0;

@@ -6,6 +6,7 @@
  */
 #include "fcgi/exchange.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -212,6 +213,20 @@ void exchange_location(const struct exchange *x, const char *sandbox, const char
              execution ? "/executions/" : "", execution ? execution : "");
 }
 
+char *exchange_who(const struct exchange *x, struct error *err)
+{
+    struct in6_addr address;
+    const char *from = x->req.remote_addr;
+    bool is_address = from && (inet_pton(AF_INET, from, &address) == 1 ||
+                               inet_pton(AF_INET6, from, &address) == 1);
+    _cleanup_json_ json_t *who = json_pack("{s:s, s:s*, s:s}", "token", x->auth.token_id, "address",
+                                           is_address ? from : NULL, "request", x->request_id);
+    char *text = who ? json_dumps(who, JSON_COMPACT) : NULL;
+    if (!text)
+        error_set(err, ERR_INTERNAL, "out of memory");
+    return text;
+}
+
 static int64_t retry_after_ms(enum error_code code)
 {
     if (code == ERR_NO_CAPACITY || code == ERR_PROJECT_LIMIT)
@@ -239,7 +254,7 @@ int exchange_admitted(const PGresult *res, const char *what, char id[ID_SIZE], b
     if (!outcome)
         return error_set(err, ERR_INTERNAL, "the admission had no outcome");
     *replayed = strcmp(outcome, "replayed") == 0;
-    if (*replayed || strcmp(outcome, "created") == 0) {
+    if (*replayed || strcmp(outcome, "created") == 0 || strcmp(outcome, "updated") == 0) {
         const char *value = db_column(res, 0, "id");
         if (!value || !id_is_valid(value))
             return error_set(err, ERR_INTERNAL, "the admission gave no id");

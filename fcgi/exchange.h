@@ -63,8 +63,12 @@ int exchange_wait(struct exchange *x, const PGresult *row, struct error *err)
 void exchange_location(const struct exchange *x, const char *sandbox, const char *execution,
                        char *out, size_t size);
 
-/* Takes the result of an admission statement: 'created' or 'replayed' -> 0 with the new id and
- * *replayed; any other outcome is the name of an error, with advice when to try again. */
+/* Who asks, as the statements that write the audit take it: {token, address, request} as JSON.
+ * malloc'd; NULL without memory, with the error set. */
+char *exchange_who(const struct exchange *x, struct error *err) __attribute__((warn_unused_result));
+
+/* Takes the result of an admission statement: 'created', 'updated' or 'replayed' -> 0 with the id
+ * and *replayed; any other outcome is the name of an error, with advice when to try again. */
 int exchange_admitted(const PGresult *res, const char *what, char id[ID_SIZE], bool *replayed,
                       struct error *err) __attribute__((warn_unused_result));
 

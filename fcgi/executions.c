@@ -1,5 +1,5 @@
 /*
- * The handlers of executions: run, list, one. As with sandboxes.c, each is one
+ * The handlers of executions: run, list, one, cancel. As with sandboxes.c, each is one
  * statement, and the daemon waits for ends on handed-over connections.
  */
 #include <inttypes.h>
@@ -16,6 +16,9 @@
 
 /* Output that one page of a list may hold in memory at worst. */
 #define PAGE_OUTPUT_MAX (INT64_C(64) * 1024 * 1024)
+
+/* Longer than the grace before a tree is killed (guest.kill_grace). */
+#define CANCEL_WAIT_MS 30000
 
 static void wait_for(struct exchange *x, const char *execution, int64_t wait_ms)
 {
@@ -43,8 +46,10 @@ static PGresult *admit(struct exchange *x, const json_t *request, const char *ke
     if (!text)
         return NULL;
     snprintf(live_max, sizeof(live_max), "%" PRId64, x->app->cfg->limits_executions_live);
-    const char *params[] = {
-        x->auth.project, x->match.sandbox, x->auth.token_id, key, print.hex, live_max, text};
+    _cleanup_free_ char *who = exchange_who(x, err);
+    if (!who)
+        return NULL;
+    const char *params[] = {x->auth.project, x->match.sandbox, who, key, print.hex, live_max, text};
     return db_exec(x->app->db, STMT_EXECUTION_ADMIT, params, err);
 }
 
@@ -121,13 +126,40 @@ int executions_list(struct exchange *x, struct error *err)
     return exchange_answer(x, 200, body, NULL, false, err);
 }
 
-int executions_get(struct exchange *x, struct error *err)
+static int check_execution_id(const struct exchange *x, struct error *err)
 {
-    int64_t wait_ms = 0;
     if (check_sandbox_id(x, err) < 0)
         return -1;
     if (!id_is_valid(x->match.execution))
         return error_set(err, ERR_NOT_FOUND, "no such execution");
+    return 0;
+}
+
+int executions_cancel(struct exchange *x, struct error *err)
+{
+    int64_t wait_ms = CANCEL_WAIT_MS;
+    if (check_execution_id(x, err) < 0 || options_wait(&x->req, &wait_ms, err) < 0)
+        return -1;
+    _cleanup_free_ char *who = exchange_who(x, err);
+    if (!who)
+        return -1;
+    const char *params[] = {x->auth.project, x->match.sandbox, x->match.execution, who};
+    _cleanup_pgresult_ PGresult *res =
+        db_exec(x->app->db, STMT_EXECUTION_REQUEST_CANCEL, params, err);
+    if (!res)
+        return -1;
+    if (PQntuples(res) != 1)
+        return error_set(err, ERR_NOT_FOUND, "no such execution");
+    wait_for(x, x->match.execution, wait_ms);
+    x->handoff.status_pending = 202;
+    return exchange_wait(x, res, err);
+}
+
+int executions_get(struct exchange *x, struct error *err)
+{
+    int64_t wait_ms = 0;
+    if (check_execution_id(x, err) < 0)
+        return -1;
     if (options_wait(&x->req, &wait_ms, err) < 0)
         return -1;
     wait_for(x, x->match.execution, wait_ms);

@@ -198,8 +198,8 @@ static int parse_state(const struct request *req, enum list_kind kind, struct li
     return 0;
 }
 
-static int parse_time(const struct request *req, const char *name, const char **value,
-                      struct error *err)
+int list_time_parse(const struct request *req, const char *name, const char **value,
+                    struct error *err)
 {
     *value = request_query(req, name);
     if (*value && !list_time_is_valid(*value))
@@ -210,13 +210,20 @@ static int parse_time(const struct request *req, const char *name, const char **
     return 0;
 }
 
-static int parse_page(const struct request *req, struct list_query *query, struct error *err)
+int list_limit_parse(const struct request *req, int64_t *limit, struct error *err)
 {
-    query->limit = LIST_LIMIT_DEFAULT;
-    const char *limit = request_query(req, "limit");
-    if (limit && text_parse_i64(limit, 1, LIST_LIMIT_MAX, &query->limit) < 0)
+    const char *text = request_query(req, "limit");
+    *limit = LIST_LIMIT_DEFAULT;
+    if (text && text_parse_i64(text, 1, LIST_LIMIT_MAX, limit) < 0)
         return error_set_field(err, ERR_INVALID_FIELD, "limit", "limit must be 1 to %d",
                                LIST_LIMIT_MAX);
+    return 0;
+}
+
+static int parse_page(const struct request *req, struct list_query *query, struct error *err)
+{
+    if (list_limit_parse(req, &query->limit, err) < 0)
+        return -1;
     const char *cursor = request_query(req, "cursor");
     query->has_cursor = cursor != NULL;
     if (cursor && list_cursor_decode(cursor, &query->cursor_us, query->cursor_id) < 0)
@@ -233,8 +240,8 @@ int list_query_parse(const struct request *req, enum list_kind kind, struct list
     if (query->template && !text_is_name(query->template, 63))
         return error_set_field(err, ERR_INVALID_FIELD, "template", "not a template's name");
     if (parse_page(req, query, err) < 0 || parse_state(req, kind, query, err) < 0 ||
-        parse_time(req, "createdAfter", &query->created_after, err) < 0 ||
-        parse_time(req, "createdBefore", &query->created_before, err) < 0)
+        list_time_parse(req, "createdAfter", &query->created_after, err) < 0 ||
+        list_time_parse(req, "createdBefore", &query->created_before, err) < 0)
         return -1;
     return parse_labels(req, query, err);
 }
@@ -257,12 +264,15 @@ void list_page_params(const struct list_query *query, int64_t rows, struct list_
     out->cursor_id = query->cursor_id;
 }
 
-/* The cursor behind a row, as JSON; null when the row has no place. */
+/* The cursor behind a row, as JSON: its time and id, or its number where lists go by that. Null
+ * when the row has no place. */
 static json_t *row_cursor(const PGresult *res, int row)
 {
     int64_t us = 0;
     const char *created = db_column(res, row, "created_us");
     const char *id = db_column(res, row, "id");
+    if (id && text_parse_i64(id, 1, INT64_MAX, &us) == 0)
+        return json_string(id);
     if (!created || !id || !id_is_valid(id) || text_parse_i64(created, 0, CURSOR_US_MAX, &us) < 0)
         return json_null();
     char cursor[LIST_CURSOR_LEN + 1];

@@ -40,6 +40,11 @@ enum list_kind { LIST_SANDBOXES, LIST_EXECUTIONS };
 int list_query_parse(const struct request *req, enum list_kind kind, struct list_query *query,
                      struct error *err) __attribute__((warn_unused_result));
 void list_query_free(struct list_query *query);
+/* Single parameters, for other lists. *value: borrowed, NULL when absent. */
+int list_limit_parse(const struct request *req, int64_t *limit, struct error *err)
+    __attribute__((warn_unused_result));
+int list_time_parse(const struct request *req, const char *name, const char **value,
+                    struct error *err) __attribute__((warn_unused_result));
 
 void list_cursor_encode(int64_t created_us, const char *id, char out[LIST_CURSOR_LEN + 1]);
 int list_cursor_decode(const char *text, int64_t *created_us, char id[ID_SIZE])

@@ -162,6 +162,7 @@ int request_parse(struct request *req, char *const *variables, struct error *err
     req->idempotency_key = variable(variables, "HTTP_IDEMPOTENCY_KEY");
     req->prefer = variable(variables, "HTTP_PREFER");
     req->content_type = variable(variables, "CONTENT_TYPE");
+    req->remote_addr = variable(variables, "REMOTE_ADDR");
 
     const char *length = variable(variables, "CONTENT_LENGTH");
     if (length && *length && text_parse_i64(length, 0, INT64_MAX, &req->content_length) < 0)

@@ -42,7 +42,8 @@ struct request {
     const char *idempotency_key;
     const char *prefer;
     const char *content_type;
-    int64_t content_length; /* -1: not given */
+    const char *remote_addr; /* of the web server's client; NULL when it does not say */
+    int64_t content_length;  /* -1: not given */
     struct buf body;
 };
 

@@ -15,6 +15,7 @@
 #define ACCESS_READ .access = ROUTE_ACCESS_SCOPE, .scope = SCOPE_READ
 #define ACCESS_WRITE .access = ROUTE_ACCESS_SCOPE, .scope = SCOPE_WRITE
 #define ACCESS_ADMIN .access = ROUTE_ACCESS_SCOPE, .scope = SCOPE_ADMIN
+#define ACCESS_INSTALLATION .access = ROUTE_ACCESS_INSTALLATION, .scope = SCOPE_ADMIN
 #define LIMIT_NONE SIZE_MAX
 #define LIMIT_web_body_max offsetof(struct config, web_body_max)
 
@@ -98,14 +99,38 @@ static void allow_add(char *allow, const char *method)
              strcmp(method, "GET") == 0 ? ", HEAD" : "");
 }
 
+static unsigned variable_count(const char *template)
+{
+    unsigned count = 0;
+    for (; *template; template ++)
+        count += *template == '{';
+    return count;
+}
+
+/* The template that a path is of: that with fewest variables, so `usage` is no sandbox's id,
+ * whatever the method. NULL: none. */
+static const char *template_of(const struct path *path)
+{
+    const char *best = NULL;
+    struct route_match ignored;
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++) {
+        const char *template = routes[i].template;
+        if (path_matches(path, template, &ignored) &&
+            (!best || variable_count(template) < variable_count(best)))
+            best = template;
+    }
+    return best;
+}
+
 int route_find(const struct request *req, struct route_match *match, struct error *err)
 {
     struct path path;
     path_from_request(&path, req);
     *match = (struct route_match){0};
-    for (size_t i = 0; i < ARRAY_LEN(routes); i++) {
+    const char *template = template_of(&path);
+    for (size_t i = 0; template && i < ARRAY_LEN(routes); i++) {
         struct route_match found = {0};
-        if (!path_matches(&path, routes[i].template, &found))
+        if (strcmp(routes[i].template, template) != 0 || !path_matches(&path, template, &found))
             continue;
         if (method_matches(routes[i].method, req)) {
             found.route = &routes[i];

@@ -18,16 +18,17 @@ struct exchange;
 typedef int route_handler_fn(struct exchange *x, struct error *err);
 
 enum route_access {
-    ROUTE_ACCESS_NONE,  /* no token asked for */
-    ROUTE_ACCESS_TOKEN, /* any valid token */
-    ROUTE_ACCESS_SCOPE, /* a valid token with the route's scope */
+    ROUTE_ACCESS_NONE,         /* no token asked for */
+    ROUTE_ACCESS_TOKEN,        /* any valid token */
+    ROUTE_ACCESS_SCOPE,        /* a valid token with the route's scope */
+    ROUTE_ACCESS_INSTALLATION, /* the same, and it belongs to no project */
 };
 
 struct route {
     const char *method;
     const char *template; /* what logs name; holds no client's bytes */
     enum route_access access;
-    enum scope scope; /* with ROUTE_ACCESS_SCOPE */
+    enum scope scope; /* SCOPE_NONE: any */
     route_handler_fn *handler;
     size_t body_limit_offset; /* of the key in struct config; SIZE_MAX: no body taken */
     const char *query;

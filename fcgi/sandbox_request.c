@@ -87,7 +87,7 @@ static int put_sizes(const json_t *body, const struct config *cfg, json_t *out, 
     return put(out, "pids", json_integer(sizes.pids), err);
 }
 
-/* Seconds, or null for none. */
+/* Seconds, or null for none; left out when the request leaves it to the project's policy. */
 static int put_seconds(const json_t *body, const char *name, const struct config *cfg, json_t *out,
                        struct error *err)
 {
@@ -95,9 +95,17 @@ static int put_seconds(const json_t *body, const char *name, const struct config
     if (json_is_null_member(body, name))
         return put(out, name, json_null(), err);
     int rc = json_get_int(body, name, 1, cfg->limits_ttl_max / 1000, &seconds, err);
-    if (rc < 0)
+    if (rc <= 0)
+        return rc;
+    return put(out, name, json_integer(seconds), err);
+}
+
+static int put_lifetimes(const json_t *body, const struct config *cfg, json_t *out,
+                         struct error *err)
+{
+    if (put_seconds(body, "ttlSeconds", cfg, out, err) < 0)
         return -1;
-    return put(out, name, rc ? json_integer(seconds) : json_null(), err);
+    return put_seconds(body, "idleSeconds", cfg, out, err);
 }
 
 static bool is_env_name(const char *name)
@@ -156,23 +164,12 @@ static int put_labels(const json_t *body, const struct config *cfg, json_t *out,
     return put(out, "labels", json_incref(labels), err);
 }
 
-/* Names the member of egress at fault as one of the request: egress.mode. */
-static int refuse_in_egress(struct error *err)
-{
-    char member[sizeof(err->field)];
-    memcpy(member, err->field, sizeof(member));
-    int len = snprintf(err->field, sizeof(err->field), "egress.%s", member);
-    if (len >= (int)sizeof(err->field))
-        err->field[text_utf8_prefix(err->field, sizeof(err->field) - 1)] = '\0';
-    return -1;
-}
-
 static int check_egress(const json_t *egress, struct error *err)
 {
     static const char *const fields[] = {"mode", "allow", NULL};
     const char *mode = "none";
     if (json_only_fields(egress, fields, err) < 0)
-        return refuse_in_egress(err);
+        return error_prefix_field(err, "egress");
     const json_t *allow = json_object_get(egress, "allow");
     if (allow && !json_is_array(allow))
         return error_set_field(err, ERR_INVALID_FIELD, "egress.allow",
@@ -181,7 +178,7 @@ static int check_egress(const json_t *egress, struct error *err)
         return error_set_field(err, ERR_LIMIT_EXCEEDED, "egress.allow",
                                "allow has more than %d entries", EGRESS_ALLOW_MAX);
     if (json_get_string(egress, "mode", 16, &mode, err) < 0)
-        return refuse_in_egress(err);
+        return error_prefix_field(err, "egress");
     if (strcmp(mode, "public") == 0 || strcmp(mode, "allowlist") == 0)
         return error_set_field(err, ERR_UNSATISFIABLE, "egress",
                                "egress is not available on this installation");
@@ -218,11 +215,30 @@ json_t *sandbox_request_from_body(const json_t *body, const struct config *cfg, 
         return NULL;
     }
     if (put_template(body, cfg, out, err) < 0 || put_sizes(body, cfg, out, err) < 0 ||
-        put_seconds(body, "ttlSeconds", cfg, out, err) < 0 ||
-        put_seconds(body, "idleSeconds", cfg, out, err) < 0 || put_env(body, cfg, out, err) < 0 ||
+        put_lifetimes(body, cfg, out, err) < 0 || put_env(body, cfg, out, err) < 0 ||
         put_labels(body, cfg, out, err) < 0 || put_egress(body, out, err) < 0 ||
         json_get_bool(body, "exclusive", &exclusive, err) < 0 ||
         put(out, "exclusive", json_boolean(exclusive), err) < 0)
+        return NULL;
+    return steal_ptr(out);
+}
+
+json_t *sandbox_update_from_body(const json_t *body, const struct config *cfg, struct error *err)
+{
+    static const char *const fields[] = {"ttlSeconds", "idleSeconds", "labels", NULL};
+    if (json_only_fields(body, fields, err) < 0)
+        return NULL;
+    if (json_object_size(body) == 0) {
+        error_set(err, ERR_MALFORMED, "nothing to change: name ttlSeconds, idleSeconds or labels");
+        return NULL;
+    }
+    _cleanup_json_ json_t *out = json_object();
+    if (!out) {
+        out_of_memory(err);
+        return NULL;
+    }
+    if (put_lifetimes(body, cfg, out, err) < 0 ||
+        (json_object_get(body, "labels") && put_labels(body, cfg, out, err) < 0))
         return NULL;
     return steal_ptr(out);
 }

@@ -1,5 +1,5 @@
 /*
- * The handlers of sandboxes: create, list, one, terminate. Each is one
+ * The handlers of sandboxes: create, list, one, change, terminate. Each is one
  * statement; admission and the end are decided in the database, and whatever
  * takes time is waited for by the daemon on the handed-over connection.
  */
@@ -34,6 +34,22 @@ static int check_id(const struct exchange *x, struct error *err)
     return 0;
 }
 
+/* A lifetime that is left to the project's policy and one that is null are the same request. */
+static char *take_fingerprint(const json_t *request, struct fingerprint *print, struct error *err)
+{
+    static const char *const lifetimes[] = {"ttlSeconds", "idleSeconds"};
+    _cleanup_json_ json_t *full = json_copy((json_t *)(uintptr_t)request);
+    for (size_t i = 0; i < ARRAY_LEN(lifetimes); i++) {
+        if (!json_object_get(full, lifetimes[i]))
+            json_object_set_new(full, lifetimes[i], json_null());
+    }
+    _cleanup_free_ char *hashed = fingerprint_take(full, print, err);
+    char *text = hashed ? json_canonical(request) : NULL;
+    if (hashed && !text)
+        error_set(err, ERR_INTERNAL, "out of memory");
+    return text;
+}
+
 int sandboxes_create(struct exchange *x, struct error *err)
 {
     const char *key = NULL;
@@ -47,11 +63,14 @@ int sandboxes_create(struct exchange *x, struct error *err)
     if (!request)
         return -1;
     struct fingerprint print;
-    _cleanup_free_ char *text = fingerprint_take(request, &print, err);
+    _cleanup_free_ char *text = take_fingerprint(request, &print, err);
     if (!text)
         return -1;
 
-    const char *params[] = {x->auth.project, x->auth.token_id, key, print.hex, text};
+    _cleanup_free_ char *who = exchange_who(x, err);
+    if (!who)
+        return -1;
+    const char *params[] = {x->auth.project, who, key, print.hex, text};
     _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_SANDBOX_ADMIT, params, err);
     if (!res)
         return -1;
@@ -95,12 +114,41 @@ int sandboxes_get(struct exchange *x, struct error *err)
     return exchange_wait(x, NULL, err);
 }
 
+int sandboxes_update(struct exchange *x, struct error *err)
+{
+    if (check_id(x, err) < 0)
+        return -1;
+    _cleanup_json_ json_t *body = request_json(&x->req, err);
+    if (!body)
+        return -1;
+    _cleanup_json_ json_t *request = sandbox_update_from_body(body, x->app->cfg, err);
+    if (!request)
+        return -1;
+    _cleanup_free_ char *text = json_canonical(request);
+    _cleanup_free_ char *who = exchange_who(x, err);
+    if (!text)
+        return error_set(err, ERR_INTERNAL, "out of memory");
+    if (!who)
+        return -1;
+    const char *params[] = {x->auth.project, x->match.sandbox, who, text};
+    _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_SANDBOX_UPDATE, params, err);
+    char id[ID_SIZE];
+    bool replayed = false;
+    if (!res || exchange_admitted(res, "sandbox", id, &replayed, err) < 0)
+        return -1;
+    wait_for(x, HANDOFF_SANDBOX_READY, id, 0);
+    return exchange_wait(x, NULL, err);
+}
+
 int sandboxes_delete(struct exchange *x, struct error *err)
 {
     int64_t wait_ms = DELETE_WAIT_MS;
     if (check_id(x, err) < 0 || options_wait(&x->req, &wait_ms, err) < 0)
         return -1;
-    const char *params[] = {x->auth.project, x->match.sandbox};
+    _cleanup_free_ char *who = exchange_who(x, err);
+    if (!who)
+        return -1;
+    const char *params[] = {x->auth.project, x->match.sandbox, who};
     _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_SANDBOX_REQUEST_STOP, params, err);
     if (!res)
         return -1;

@@ -176,6 +176,7 @@ class Operation:
         ]
         self.responses = {int(k): contract.resolve(v) for k, v in raw["responses"].items()}
         self.needs_token = raw.get("security") != []
+        self.access = routes().get((self.method, path), (None,))[0]
         body = raw.get("requestBody")
         self.body_schema = body["content"]["application/json"]["schema"] if body else None
 
@@ -317,13 +318,29 @@ def routes():
     """{(method, path): (access, takes a body, query names)}"""
     text = (TOP / "fcgi" / "routes.def").read_text()
     found = re.findall(
-        r'^ROUTE\((\w+), "([^"]+)", (\w+), (\w+),\s*(\w+),\s*"([^"]*)",\s*"[^"]*"\)', text, re.M
+        r'^ROUTE\((\w+), "([^"]+)", (\w+),\s*(\w+),\s*(\w+),\s*"([^"]*)",\s*"[^"]*"\)', text, re.M
     )
     assert len(found) == len(re.findall(r"^ROUTE\(", text, re.M)), "the table reads otherwise"
     return {
         (method, path): (access, limit != "NONE", set(query.split()))
         for method, path, access, _, limit, query in found
     }
+
+
+def policy_limits():
+    """({name: (least, most)}, [name of a list], [(default, its limit)])"""
+    text = (TOP / "common" / "policy.def").read_text()
+    limits = re.findall(r"^POLICY_LIMIT\((\w+), (\d+), (\d+),", text, re.M)
+    return (
+        {name: (int(least), int(most)) for name, least, most in limits},
+        re.findall(r"^POLICY_LIST\((\w+),", text, re.M),
+        re.findall(r"^POLICY_DEFAULT\((\w+), (\w+)\)", text, re.M),
+    )
+
+
+def audit_actions():
+    text = (TOP / "common" / "audit_actions.def").read_text()
+    return re.findall(r'^AUDIT_ACTION\("([^"]+)"', text, re.M)
 
 
 def config_bounds():
@@ -369,6 +386,16 @@ BodyValidator = jsonschema.validators.extend(
 )
 
 
+# Of each operation that takes one: acceptable, and changes nothing that tests build on.
+GOOD_BODIES = {
+    "createSandbox": b"{}",
+    "exec": b'{"cmd": ["true"]}',
+    "updateSandbox": b'{"labels": {"a": "b"}}',
+    "setProjectPolicy": b'{"policy": {"maxSandboxes": 100}}',
+}
+REQUEST_BODIES = ("SandboxCreate", "SandboxUpdate", "ExecutionCreate", "ProjectUpdate")
+
+
 class BodyRules:
     """Judges request bodies by the document with this installation's limits put in."""
 
@@ -379,7 +406,7 @@ class BodyRules:
         self.contract = contract
         self.schemas = {
             name: self._with_limits(contract.document["components"]["schemas"][name])
-            for name in ("SandboxCreate", "ExecutionCreate")
+            for name in REQUEST_BODIES
         }
 
     def number(self, key):
@@ -420,6 +447,14 @@ class BodyRules:
 
     def _sums_fit(self, name, body):
         """What the document's descriptions say beyond its schemas."""
+        if name == "SandboxUpdate":
+            return True
+        if name == "ProjectUpdate":
+            policy = {k: v for k, v in body["policy"].items() if v is not None}
+            return all(
+                policy[default] <= policy[limit]
+                for default, limit in policy_limits()[2] if {default, limit} <= policy.keys()
+            )
         if name == "SandboxCreate":
             workspace = body.get("workspaceMb", self.number("guest.workspace_mb"))
             memory = body.get("memoryMb", self.number("guest.memory_mb"))

@@ -222,9 +222,9 @@ class Stack:
         return Client(self, self.new_token(name), name), name
 
     def new_token(self, project, scope="sandbox:write", *options):
-        text = self.cli(
-            "--json", "token", "create", "--project", project, "--scope", scope, *options
-        ).stdout
+        """project None: a token of the installation."""
+        whose = ["--project", project] if project else ["--installation"]
+        text = self.cli("--json", "token", "create", *whose, "--scope", scope, *options).stdout
         return json.loads(text)["token"]
 
     def sql(self, text):

@@ -15,11 +15,15 @@ import pytest
 
 from contract import (
     ERROR_CODES,
+    GOOD_BODIES,
     METHODS,
+    REQUEST_BODIES,
     Contract,
     ask_fastcgi,
     ask_http,
+    audit_actions,
     config_bounds,
+    policy_limits,
     routes,
 )
 from harness import TOP, Client, wait_for
@@ -45,7 +49,8 @@ OF_NO_OPERATION = {"method_not_allowed"}
 SCHEMA_WORDS = {
     "$ref", "description", "type", "enum", "const", "default", "format", "pattern", "minLength",
     "maxLength", "minimum", "maximum", "items", "prefixItems", "minItems", "maxItems", "required",
-    "properties", "additionalProperties", "propertyNames", "maxProperties", "oneOf", "x-limit",
+    "properties", "additionalProperties", "propertyNames", "minProperties", "maxProperties", "oneOf",
+    "x-limit",
 }
 
 
@@ -191,7 +196,7 @@ def test_the_document_has_the_routes_that_exist_and_no_other():
         scoped = access not in ("NONE", "TOKEN")
         codes = {code for _, code in CONTRACT.documented(operation)}
         assert ("project_disabled" in codes) == ("not_found" in codes) == scoped, key
-        assert ("forbidden" in codes) == (access in ("WRITE", "ADMIN")), key
+        assert ("forbidden" in codes) == (access in ("WRITE", "ADMIN", "INSTALLATION")), key
 
 
 def test_the_document_has_the_error_codes_that_are_sent_and_no_other():
@@ -230,7 +235,7 @@ def test_states_and_reasons_are_those_of_the_source():
 
 def test_limits_are_the_bounds_of_configuration_keys():
     bounds = config_bounds()
-    for name in ("SandboxCreate", "ExecutionCreate"):
+    for name in REQUEST_BODIES:
         for field, member in CONTRACT.document["components"]["schemas"][name]["properties"].items():
             if "x-limit" not in member:
                 continue
@@ -240,6 +245,25 @@ def test_limits_are_the_bounds_of_configuration_keys():
                 "labels": lambda m: CONTRACT.resolve({"$ref": m["$ref"]})["maxProperties"],
             }.get(field, lambda m: m.get("maximum", m.get("maxLength")))(member)
             assert stated == most, (name, field)
+
+
+def test_the_policy_is_that_of_the_source():
+    limits, lists, defaults = policy_limits()
+    schemas = CONTRACT.document["components"]["schemas"]
+    documented = schemas["Policy"]["properties"]
+    assert list(documented) == [*limits, *lists] == schemas["Project"]["properties"]["policy"]["required"]
+    for name, (least, most) in limits.items():
+        assert (documented[name]["minimum"], documented[name]["maximum"]) == (least, most), name
+    for default, limit in defaults:
+        assert {default, limit} <= limits.keys()
+    text = (TOP / "docs" / "api.md").read_text()
+    assert not [name for name in documented if f"`{name}`" not in text], "docs/api.md does not tell it"
+
+
+def test_audit_actions_are_those_of_the_source():
+    assert CONTRACT.document["components"]["schemas"]["AuditAction"]["enum"] == audit_actions()
+    text = (TOP / "docs" / "api.md").read_text()
+    assert not [name for name in audit_actions() if f"`{name}`" not in text], "docs/api.md does not tell it"
 
 
 # --- a world in which everything can be asked for ------------------------------------------
@@ -252,15 +276,21 @@ class World:
         self.stack = stack
         self.client, self.project = stack.new_project()
         self.reader = stack.new_token(self.project, "sandbox:read")
+        self.admin = stack.new_token(self.project, "admin")
+        self.installation = stack.new_token(None, "admin")
         self.shut, shut_name = stack.new_project()
-        stack.sql(f"update projects set disabled_at = now() where name = '{shut_name}'")
+        self.shut_admin = stack.new_token(shut_name, "admin")
+        stack.cli("project", "disable", shut_name)
         self.full, _ = stack.new_project(max_sandboxes=0)
         self.live = self.client.create(template="base", env={"SECRET": SECRET})
         self.ended = self.client.create(template="base")
         self.execution = self.client.exec(self.ended, "echo done")
         self.client.delete(self.ended)
         self.secrets = [SECRET] + [
-            token.split("_")[2] for token in (self.client.token, self.reader, self.shut.token, self.full.token)
+            token.split("_")[2] for token in (
+                self.client.token, self.reader, self.admin, self.installation, self.shut.token,
+                self.shut_admin, self.full.token,
+            )
         ]
 
     def close(self):
@@ -275,15 +305,25 @@ class World:
         )
         return path + query
 
+    def token(self, operation, shut=False):
+        """One that may do it; shut: in the disabled project."""
+        if operation.access == "INSTALLATION":
+            return self.installation
+        if operation.access == "ADMIN":
+            return self.shut_admin if shut else self.admin
+        return self.shut.token if shut else self.client.token
+
     def ask(self, operation, query="", body=None, token=None, headers=(), way="http", secure=True,
             method=None, judge=True, **places):
         """An answer, judged. token: another one, or False for none."""
         headers = list(headers)
         method = operation.method if method is None else method
         if token is not False:
-            headers.append(("Authorization", f"Bearer {token or self.client.token}"))
+            headers.append(("Authorization", f"Bearer {token or self.token(operation)}"))
         if body is None and operation.body_schema:
-            body = b"{}" if operation.id == "createSandbox" else b'{"cmd": ["true"]}'
+            body = GOOD_BODIES[operation.id]
+        elif body is None and method == "POST":
+            body = b""  # web servers want its length told
         if body and not any(k == "Content-Type" for k, _ in headers):
             headers.append(("Content-Type", "application/json"))
         target = self.target(operation, query, **places)
@@ -309,23 +349,35 @@ def fresh_key():
     return [("Idempotency-Key", uuid.uuid4().hex)]
 
 
+WRONG_VALUES = {
+    "updateSandbox": b'{"ttlSeconds": 0}',
+    "setProjectPolicy": b'{"policy": {"maxCpus": "1"}}',
+}
+
+
 def common_producers(world, operation):
     """{code: producer} of what any operation may answer."""
 
     def ask(*args, **kwargs):
         return lambda: world.ask(operation, *args, **kwargs)
 
-    waits = "wait" in operation.query()
+    wrong = {"query": "?limit=0"}
+    if operation.id in WRONG_VALUES:
+        wrong = {"body": WRONG_VALUES[operation.id]}
+    elif "wait" in operation.query():
+        wrong = {"query": "?wait=soon"}
+    elif operation.id == "getUsage":
+        wrong = {"query": "?from=yesterday"}
     # Which web server takes a body with which method differs: asked directly.
     body = b"x" * (world.body_max + 1) if operation.body_schema else b"{}"
     return {
         "malformed_request": ask("?novalue"),
         "unknown_field": ask("?nonsense=1"),
         "limit_exceeded": ask("?" + "&".join(f"p{n}=1" for n in range(65))),
-        "invalid_field": ask("?wait=soon" if waits else "?limit=0"),
+        "invalid_field": ask(**wrong),
         "unauthenticated": ask(token=False),
         "forbidden": ask(token=world.reader),
-        "project_disabled": ask(token=world.shut.token, project=world.shut.project),
+        "project_disabled": ask(token=world.token(operation, shut=True), project=world.shut.project),
         "not_found": ask(project="nowhere"),
         "too_large": ask(body=body, way="fastcgi"),
         "invalid_json": ask(body=b"{"),
@@ -428,7 +480,30 @@ def produce_terminate(world):
     return {200: lambda: world.ask(terminate, id=world.ended["id"]), 202: pending}
 
 
+def produce_update(world):
+    update = OPERATIONS["updateSandbox"]
+    return {
+        200: lambda: world.ask(update, body=b'{"ttlSeconds": 3600, "idleSeconds": null}'),
+        "gone": lambda: world.ask(update, id=world.ended["id"]),
+    }
+
+
+def produce_cancel(world):
+    cancel = OPERATIONS["cancelExecution"]
+
+    def pending():
+        mine = world.live["id"]
+        running = world.ask(OPERATIONS["exec"], "?wait=0", b'{"cmd": "sleep 600"}').json["id"]
+        answer = world.ask(cancel, "?wait=0", id=mine, eid=running)
+        assert world.ask(cancel, id=mine, eid=running).json["state"] == "cancelled"
+        return answer
+
+    return {200: lambda: world.ask(cancel), 202: pending}
+
+
 SPECIAL = {
+    "updateSandbox": produce_update,
+    "cancelExecution": produce_cancel,
     "createSandbox": produce_create,
     "exec": produce_exec,
     "terminateSandbox": produce_terminate,
@@ -537,7 +612,8 @@ def test_other_methods_are_refused_with_those_that_exist(world):
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/v1/nowhere", "/api/v1/projects", "/api/v1/projects/", "/api/v1/projects/{p}",
+        "/api/v1/nowhere", "/api/v1/projects", "/api/v1/projects/", "/api/v1/projects/{p}/",
+        "/api/v1/projects/{p}/nowhere", "/api/v1/projects/{p}/usage", "/sandbox/{p}/audit/1",
         "/api/v1/projects/{p}/sandboxes/{id}/nowhere", "/api/v1/projects/{p}/sandboxes/{id}/EXEC",
         "/api/v2/projects/{p}/sandboxes", "/api/v1/healthz", "/sandbox", "/sandbox/{p}/{id}/exec/1",
         "/API/v1/health", "/api/v1/health/", "/", "/healthz/", "/api/v1/projects/{p}/sandboxes/",
@@ -573,7 +649,7 @@ def test_head_is_get_without_a_body(world, name):
 
 def test_the_short_spelling_is_the_same_tree(world):
     for operation in OPERATIONS.values():
-        if not operation.path.startswith("/api/v1/projects/"):
+        if not operation.path.startswith("/api/v1/projects/{project}/sandboxes"):
             continue
         token = world.reader if operation.method != "GET" else world.client.token
         long = world.ask(operation, token=token)
@@ -581,7 +657,7 @@ def test_the_short_spelling_is_the_same_tree(world):
             world.stack.port, operation.method,
             re.sub("^/api/v1/projects/([^/]+)/sandboxes", r"/sandbox/\1", world.target(operation)),
             [("Authorization", f"Bearer {token}")],
-            b"" if operation.method == "POST" else None,
+            None if operation.method in ("GET", "DELETE") else b"",
         )
         CONTRACT.judge(operation, short, world.secrets)
         assert (short.status, short.code) == (long.status, long.code)

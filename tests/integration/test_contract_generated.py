@@ -4,17 +4,18 @@ Whatever is asked, the answer is one that the document knows, never a fault, in
 the form of a problem when it is a refusal, and without anybody's secret
 (contract.py judges). Bodies and query values are sorted by the document itself
 into those to be taken and those to be refused. No guest is made: a project that
-may have none refuses a good create with 429, an ended sandbox a good exec with
-410. PADDOCK_SEED repeats the random cases of a run.
+may have none refuses a good create with 429, an ended sandbox a good exec or
+change with 410; policies are set of a project that nobody uses. PADDOCK_SEED repeats the random cases of a run.
 """
 
+import datetime
 import json
 import random
 import re
 
 import pytest
 
-from contract import BodyRules, Contract, ask_fastcgi, ask_http, seed
+from contract import GOOD_BODIES, BodyRules, Contract, ask_fastcgi, ask_http, policy_limits, seed
 
 CONTRACT = Contract()
 OPERATIONS = CONTRACT.operations
@@ -31,24 +32,38 @@ class Target:
         self.stack = stack
         self.client, self.project = stack.new_project()
         self.full, self.full_project = stack.new_project(max_sandboxes=0)
+        _, self.unused_project = stack.new_project()
+        self.admin = stack.new_token(self.project, "admin")
+        self.installation = stack.new_token(None, "admin")
         ended = self.client.create(template="base", env={"SECRET": SECRET})
         execution = self.client.exec(ended, "true")
         self.client.delete(ended)
         self.values = {"id": ended["id"], "eid": execution["id"]}
-        self.secrets = [SECRET, self.client.token.split("_")[2], self.full.token.split("_")[2]]
+        self.secrets = [SECRET] + [
+            token.split("_")[2] for token in (
+                self.client.token, self.full.token, self.admin, self.installation,
+            )
+        ]
         self.rules = BodyRules(CONTRACT, json.loads(stack.cli("--json", "config", "show").stdout))
 
+    def places(self, operation):
+        """What its path names."""
+        project = {"createSandbox": self.full_project, "setProjectPolicy": self.unused_project}
+        return {"project": project.get(operation.id, self.project), **self.values}
+
     def path(self, operation):
-        project = self.full_project if operation.id == "createSandbox" else self.project
-        return operation.target(project=project, **self.values)
+        return operation.target(**self.places(operation))
 
     def token(self, operation):
-        client = self.full if operation.id == "createSandbox" else self.client
-        return ("Authorization", f"Bearer {client.token}")
+        token = {"ADMIN": self.admin, "INSTALLATION": self.installation}.get(operation.access)
+        if token is None:
+            token = (self.full if operation.id == "createSandbox" else self.client).token
+        return ("Authorization", f"Bearer {token}")
 
     def accepted(self, operation):
         """The status of what is acceptable, and of what only this installation cannot do."""
-        return {"createSandbox": (429, 422), "exec": (410, 422)}.get(operation.id, (200,))
+        known = {"createSandbox": (429, 422), "exec": (410, 422), "updateSandbox": (410,)}
+        return known.get(operation.id, (200,))
 
     def send(self, way, method, target, headers=(), body=None, length=None):
         if way == "http":
@@ -62,7 +77,7 @@ class Target:
             headers = [self.token(operation)]
             if body:
                 headers.append(("Content-Type", "application/json"))
-        if body is None and operation.body_schema:
+        if body is None and (operation.body_schema or operation.method == "POST"):
             body = b""
         answer = self.send(way, operation.method, self.path(operation) + query, headers, body, **more)
         return CONTRACT.judge(operation, answer, self.secrets, odd=odd)
@@ -80,7 +95,8 @@ INTEGERS = [-1, 0, 1, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 -
 STRANGE = [None, True, False, 1.0, 1.5, 0.0, -0.0, 1e300, "", "1", "a", "é", "\0", "a\0b", "\ud800", "\udfff\ud800",
            "\ufeff", "\u2028", "\U0010ffff", "a\nb", "a\n", " a", [], [[]], [None], [1], [""], {}, {"": ""},
            {"a": None}, {"a": 1}, {"a": {}}, {"A": "b"}, {"a=b": "c"}, {"\0": "a"}, {"a\n": "b"}]
-BASES = {"SandboxCreate": {}, "ExecutionCreate": {"cmd": ["true"]}}
+BASES = {"SandboxCreate": {}, "SandboxUpdate": {"labels": {}}, "ExecutionCreate": {"cmd": ["true"]},
+         "ProjectUpdate": {"policy": {}}}
 
 
 def strings_around(most):
@@ -121,7 +137,18 @@ def member_values(rules, name, field):
     if "properties" in schema:
         for key, inner in schema["properties"].items():
             values += [{key: v} for v in STRANGE + inner.get("enum", []) + [["a"], ["a"] * 1001]]
-        values += [{"mode": "none", "allow": []}, {"mode": "none", "more": 1}]
+            if "maximum" in inner:
+                bounds = [inner["minimum"], inner["maximum"]]
+                values += [{key: v} for v in INTEGERS + [b + d for b in bounds for d in (-1, 0, 1)]]
+            if "items" in inner and inner.get("maxItems"):
+                most = inner["maxItems"]
+                values += [{key: ["a"] * n} for n in (most - 1, most, most + 1)]
+                values += [{key: [v]} for v in STRANGE + ["a" * 63, "a" * 64, "a-b", "a-", "A", "none"]]
+        if name == "SandboxCreate":
+            values += [{"mode": "none", "allow": []}, {"mode": "none", "more": 1}]
+        if name == "ProjectUpdate":
+            for default, limit in policy_limits()[2]:
+                values += [{default: n, limit: 5} for n in (4, 5, 6, None)] + [{default: 6, limit: None}]
     return values
 
 
@@ -177,7 +204,8 @@ def test_each_member_takes_what_is_documented_and_nothing_else(target, name):
             assert answer.json.get("field", "").startswith(field), answer
         taken += answer.status != 400
         refused += answer.status == 400
-    assert taken > 30 and refused > 200, (taken, refused)
+    fields = len(target.rules.schemas[schema]["properties"])
+    assert taken > 2 * fields and refused > 15 * fields, (taken, refused)
 
 
 # --- bodies: what is no JSON, or not ours ---------------------------------------------------
@@ -208,7 +236,7 @@ def test_what_is_no_json_of_ours_is_refused(target, name):
 
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if o.body_schema])
 def test_content_types(target, name):
-    operation, good = OPERATIONS[name], b'{"cmd": "x"}' if name == "exec" else b"{}"
+    operation, good = OPERATIONS[name], GOOD_BODIES[name]
     for kind, is_json in [
         ("application/json", True), ("APPLICATION/JSON", True), ("application/json;charset=utf-8", True),
         ("application/json ; charset=utf-8", True), ("application/json;", True), (None, False),
@@ -250,7 +278,9 @@ QUERY_VALUES = [
     "ready", "Ready", "ready,queued", "queued", "running", "succeeded", "nonsense", "base", "Base", "a" * 63, "a" * 64,
     "a-", "-a", "9a", "A" * 31, "A" * 33, "A" * 32, "_" * 32, "A" * 31 + "=", "A" * 31 + "+", "'", "%27%3B--", "%25",
     "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.123Z", "2026-01-02T03:04:05%2B01:00", "2026-01-02T03:04:05-12:30",
-    "2024-02-29T00:00:00Z", "2023-02-29T00:00:00Z", "2026-13-01T00:00:00Z", "2026-01-02", "2026-01-02T24:00:00Z",
+    "2024-02-29T00:00:00Z", "2023-02-29T00:00:00Z", "2026-13-01T00:00:00Z", "2026-01-02", "0001-01-01", "0000-12-31",
+    "0099-03-01", "9999-12-31", "2023-02-29", "2024-02-29", "2026-1-2", "2026-01-02Z", "26-01-02", "20260102",
+    "2026-01-02%20", "1.", "92233720368547758", "sandbox.end", "sandbox.End", "sandbox", "2026-01-02T24:00:00Z",
     "2026-01-02T03:04:05", "2026-01-02%2003:04:05Z", "0000-01-01T00:00:00Z", "0001-01-01T00:00:00%2B14:00",
     "9999-12-31T23:59:59.999999999Z", "9999-12-31T23:59:59-14:00", "99999-01-01T00:00:00Z", "now", "infinity", "epoch",
     "2026-01-02T03:04:05.Z", "2026-01-02T03:04:05.1234567890Z", "2026-01-02T03:04:05%2B24:00", "x" * 255, "x" * 256,
@@ -274,6 +304,14 @@ def is_time(text):
             and second < 60 and int(match[9] or 0) <= 14 and int(match[10] or 0) < 60)
 
 
+def usage_takes(parameter, text):
+    """from and to have the other's default: 31 days that end with the last, today, and 366 at most."""
+    if not is_time(f"{text}T00:00:00Z"):
+        return False
+    first, today = datetime.date.fromisoformat(text), datetime.datetime.now(datetime.timezone.utc).date()
+    return parameter == "to" or 0 <= (today - first).days < 366
+
+
 def takes(schema, text):
     """Does the document take this query value? None where it does not say it all (cursors)."""
     schema = CONTRACT.resolve(schema)
@@ -285,19 +323,24 @@ def takes(schema, text):
         return is_time(text)
     if CONTRACT.errors(schema, text):
         return False
-    return None if schema == CONTRACT.document["components"]["schemas"]["Cursor"] else True
+    schemas = CONTRACT.document["components"]["schemas"]
+    if schema == schemas["AuditCursor"]:
+        return int(text) < 2**63
+    return None if schema == schemas["Cursor"] else True
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if o.query()])
 def test_query_parameters_take_what_is_documented_and_nothing_else(target, name):
     operation = OPERATIONS[name]
-    # An exec must get as far as its sandbox: its body is read first.
-    body = b'{"cmd": "x"}' if name == "exec" else None
+    # It must get as far as its sandbox: its body is read first.
+    body = GOOD_BODIES.get(name)
     for parameter, schema in operation.query().items():
         for value in QUERY_VALUES:
             shown = parameter.replace("{key}", "K")
             answer = target.ask(operation, f"?{shown}={value}", body=body)
             expected = takes(schema, decoded(value))
+            if name == "getUsage":
+                expected = usage_takes(parameter, decoded(value))
             assert answer.status in (400, *target.accepted(operation)), answer
             if expected is not None:
                 assert (answer.status != 400) == expected, answer
@@ -321,7 +364,7 @@ ODD_QUERIES = [
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_odd_queries(target, name):
     operation = OPERATIONS[name]
-    body = b'{"cmd": "x"}' if name == "exec" else None
+    body = GOOD_BODIES.get(name)
     for query in ODD_QUERIES:
         for way in ("http", "fastcgi") if name in ("exec", "listSandboxes") else ("fastcgi",):
             answer = target.ask(operation, query, body=body, way=way, odd=True)
@@ -346,8 +389,8 @@ def odd_ids(good):
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if "{" in o.path])
 def test_odd_names_in_paths_are_refused(target, name):
     operation = OPERATIONS[name]
-    body = b'{"cmd": "x"}' if name == "exec" else None
-    own = {"project": target.full_project if name == "createSandbox" else target.project, **target.values}
+    body = GOOD_BODIES.get(name)
+    own = target.places(operation)
     headers = [target.token(operation)] + ([("Content-Type", "application/json")] if body else [])
     for variable in re.findall(r"{(\w+)}", operation.path):
         for odd in odd_ids(own[variable]):
@@ -357,7 +400,7 @@ def test_odd_names_in_paths_are_refused(target, name):
             for way in ("http", "fastcgi") if name == "getExecution" else ("fastcgi",):
                 if way == "http" and re.search(r"[^!-~]", path):
                     continue
-                sent = body if body or not operation.body_schema else b""
+                sent = body or (b"" if operation.method == "POST" else None)
                 answer = target.send(way, operation.method, path, headers, sent)
                 # Some are another resource's path; none is a success.
                 elsewhere = None if answer.status in (404, 405) else operation
@@ -385,7 +428,7 @@ KEYS = ["a", "!", "~", "x" * 255, "x" * 256, "", " ", "a b", "a\tb", "é", "\x7f
 def test_idempotency_keys(target, name):
     operation = OPERATIONS[name]
     schema = next(p["schema"] for p in operation.parameters if p["name"] == "Idempotency-Key")
-    body = b'{"cmd": "x"}' if name == "exec" else b"{}"
+    body = GOOD_BODIES[name]
     for key in KEYS:
         headers = [target.token(operation), ("Content-Type", "application/json"), ("Idempotency-Key", key)]
         for way in ("http", "fastcgi"):
@@ -401,7 +444,7 @@ def test_idempotency_keys(target, name):
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if "Prefer" in o.headers()])
 def test_preferences(target, name):
     operation = OPERATIONS[name]
-    body = b'{"cmd": "x"}' if name == "exec" else None
+    body = GOOD_BODIES.get(name)
     for query, prefer, good in [
         ("", "wait=0", True), ("", "wait=300", True), ("", "WAIT=5", True), ("", "respond-async", True), ("", "x, wait=5", True),
         ("", 'wait="5"', True), ("", "wait=5; x", True), ("", "wait=5, wait=oops", True), ("", "waiting=oops", True),
@@ -429,7 +472,7 @@ def odd_tokens(good):
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if o.needs_token])
 def test_odd_tokens_open_nothing(target, name):
     operation = OPERATIONS[name]
-    good = target.client.token
+    good = target.token(operation)[1].removeprefix("Bearer ")
     ways = ("http", "fastcgi") if name == "getSandbox" else ("fastcgi",)
     for odd in odd_tokens(good):
         for header in (("Authorization", f"Bearer {odd}"), ("Authorization", odd), ("X-API-Key", odd)):
@@ -470,9 +513,9 @@ def random_value(rng, depth=0):
 
 
 def random_body(rng, rules, name):
-    body = {"cmd": "x"} if name == "ExecutionCreate" and rng.random() < 0.8 else {}
+    body = dict(BASES[name]) if rng.random() < 0.8 else {}
     fields = list(rules.schemas[name]["properties"])
-    for field in rng.sample(fields, rng.randrange(len(fields))):
+    for field in rng.sample(fields, rng.randrange(len(fields) + 1)):
         small = [v for v in member_values(rules, name, field) if len(str(v)[:2000]) < 2000]
         body[field] = rng.choice(small) if rng.random() < 0.7 else random_value(rng)
     if rng.random() < 0.1:
@@ -518,5 +561,6 @@ def test_random_requests(target):
 def test_nothing_came_to_pass(target):
     """None of the requests above made a sandbox or ran anything."""
     assert target.full.request("GET", "~").expect(200)["items"] == []
+    assert target.client.request("GET", f"~/{target.values['id']}").expect(200)["labels"] == {}
     executions = target.client.request("GET", f"~/{target.values['id']}/executions").expect(200)["items"]
     assert [e["id"] for e in executions] == [target.values["eid"]]

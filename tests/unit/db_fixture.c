@@ -48,7 +48,8 @@ void db_fixture_reset(void)
 {
     _cleanup_db_ struct db *db = db_fixture_open();
 
-    free(raw(db, "TRUNCATE projects, tokens, nodes, sandboxes, executions, idempotency_keys"));
+    free(raw(db, "SET client_min_messages = error"));
+    free(raw(db, "TRUNCATE projects, nodes, audit CASCADE"));
 }
 
 static PGresult *raw_result(struct db *db, const char *fmt, va_list args)
@@ -144,7 +145,10 @@ static void copy_id(char *out, const char *id)
 
 void make_project(struct db *db, const char *name, const char *max_sandboxes, char *out)
 {
-    _cleanup_pgresult_ PGresult *res = run(db, STMT_PROJECT_CREATE, name, max_sandboxes);
+    char policy[64] = "{}";
+    if (max_sandboxes)
+        snprintf(policy, sizeof(policy), "{\"maxSandboxes\": %s}", max_sandboxes);
+    _cleanup_pgresult_ PGresult *res = run(db, STMT_PROJECT_CREATE, name, policy, NULL);
 
     copy_id(out, db_column(res, 0, "id"));
 }
@@ -170,7 +174,7 @@ char *admit_sandbox(struct db *db, const char *project, const char *key, const c
                     const char *request, char *out)
 {
     _cleanup_pgresult_ PGresult *res =
-        run(db, STMT_SANDBOX_ADMIT, project, "0123456789abcdef", key, hash, request);
+        run(db, STMT_SANDBOX_ADMIT, project, WHO, key, hash, request);
 
     return take_outcome(res, out);
 }
@@ -178,9 +182,8 @@ char *admit_sandbox(struct db *db, const char *project, const char *key, const c
 char *admit_execution(struct db *db, const char *project, const char *sandbox, const char *key,
                       const char *hash, const char *live_max, char *out)
 {
-    _cleanup_pgresult_ PGresult *res =
-        run(db, STMT_EXECUTION_ADMIT, project, sandbox, "0123456789abcdef", key, hash, live_max,
-            EXECUTION_REQUEST);
+    _cleanup_pgresult_ PGresult *res = run(db, STMT_EXECUTION_ADMIT, project, sandbox, WHO, key,
+                                           hash, live_max, EXECUTION_REQUEST);
 
     return take_outcome(res, out);
 }
@@ -226,9 +229,9 @@ void make_ready(const struct scene *s, char *sandbox)
 
 void end_sandbox(const struct scene *s, const char *sandbox)
 {
-    PQclear(run(s->db, STMT_SANDBOX_REQUEST_STOP, s->project, sandbox));
+    PQclear(run(s->db, STMT_SANDBOX_REQUEST_STOP, s->project, sandbox, WHO));
     _cleanup_pgresult_ PGresult *ended =
-        run(s->db, STMT_SANDBOX_END, sandbox, "1", s->epoch, "terminated", "requested");
+        run(s->db, STMT_SANDBOX_END, sandbox, "1", s->epoch, "terminated", "requested", "1000");
 
     assert_column(ended, "state", "terminated");
 }

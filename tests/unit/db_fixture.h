@@ -43,6 +43,9 @@ void make_project(struct db *db, const char *name, const char *max_sandboxes, ch
 /* Registers the node with the templates base and node; the epoch into out. */
 void make_node(struct db *db, const char *number, const char *max_sandboxes, char *epoch_out);
 
+/* Who asks, as handlers tell it. */
+#define WHO "{\"token\":\"0123456789abcdef\",\"address\":\"192.0.2.7\",\"request\":\"r\"}"
+
 #define REQUEST_HASH "\\x000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 #define OTHER_HASH "\\xff0102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 #define SANDBOX_REQUEST                                                                            \

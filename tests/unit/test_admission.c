@@ -182,7 +182,7 @@ START_TEST(execution_outcomes_have_names)
     assert_text(admit_execution(s.db, s.project, sandbox, NULL, NULL, "9", NULL),
                 "daemon_unavailable");
     free(raw(s.db, "UPDATE nodes SET heartbeat_at = now()"));
-    PQclear(run(s.db, STMT_SANDBOX_REQUEST_STOP, s.project, sandbox));
+    PQclear(run(s.db, STMT_SANDBOX_REQUEST_STOP, s.project, sandbox, WHO));
     assert_text(admit_execution(s.db, s.project, sandbox, NULL, NULL, "9", NULL), "gone");
     end_sandbox(&s, sandbox);
     assert_text(admit_execution(s.db, s.project, sandbox, NULL, NULL, "9", NULL), "gone");

@@ -47,14 +47,17 @@ START_TEST(results_of_both_kinds_come_back)
         _cleanup_pgresult_ PGresult *rows = run(db, STMT_NODE_HEARTBEAT, "7", epoch);
         _cleanup_pgresult_ PGresult *command = run(db, STMT_NODE_CLOSE, "7", epoch);
 
-        assert_column(rows, "number", "7");
+        assert_column(rows, "verdict", "current");
         ck_assert_int_eq(PQresultStatus(command), PGRES_COMMAND_OK);
         ck_assert_str_eq(PQcmdTuples(command), "1");
     }
     _cleanup_pgresult_ PGresult *none = run(db, STMT_NODE_HEARTBEAT, "7", "99");
-    ck_assert_int_eq(PQntuples(none), 0);
-    ck_assert_ptr_null(db_column(none, 0, "number"));
-    _cleanup_pgresult_ PGresult *nulls = run(db, STMT_PROJECT_CREATE, "p", NULL);
+    assert_column(none, "verdict", "taken_over");
+    _cleanup_pgresult_ PGresult *nobody =
+        run(db, STMT_PROJECT_GET, "0001aaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee");
+    ck_assert_int_eq(PQntuples(nobody), 0);
+    ck_assert_ptr_null(db_column(nobody, 0, "id"));
+    _cleanup_pgresult_ PGresult *nulls = run(db, STMT_PROJECT_CREATE, "p", "{}", NULL);
     ck_assert_ptr_nonnull(db_column(nulls, 0, "id"));
     ck_assert_ptr_null(db_column(nulls, 0, "no_such_column"));
     ck_assert_ptr_null(db_column(nulls, -1, "id"));
@@ -66,7 +69,7 @@ START_TEST(failures_tell_the_sqlstate_and_no_parameter)
     _cleanup_db_ struct db *db = db_fixture_open();
     struct error err = ERROR_INIT;
     const char *const bad[] = {"s3cret-not-a-uuid", "s3cret"};
-    const char *const bad_name[] = {"S3CRET-s3cret", NULL};
+    const char *const bad_name[] = {"S3CRET-s3cret", "{}", NULL};
 
     ck_assert_ptr_null(db_exec(db, STMT_SANDBOX_GET, bad, &err));
     ck_assert_int_eq(err.code, ERR_INTERNAL);
@@ -134,7 +137,7 @@ START_TEST(conflicts_are_tried_three_times)
     const char *const params[] = {"7", epoch};
     fail_heartbeats(db, "40001", 2);
     _cleanup_pgresult_ PGresult *res = run(db, STMT_NODE_HEARTBEAT, "7", epoch);
-    assert_column(res, "number", "7");
+    assert_column(res, "verdict", "current");
     ck_assert_int_eq(tries(db), 3);
 
     fail_heartbeats(db, "40P01", 100);

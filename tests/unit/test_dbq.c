@@ -151,7 +151,7 @@ static void setup(struct fixture *f)
     f->operator= PQconnectdb(admin);
     ck_assert_int_eq(PQstatus(f->operator), CONNECTION_OK);
     sql_do(f, "SET client_min_messages = error");
-    sql_do(f, "TRUNCATE projects CASCADE");
+    sql_do(f, "DELETE FROM projects");
 }
 
 static void teardown(struct fixture *f)
@@ -166,7 +166,7 @@ static void teardown(struct fixture *f)
 static void send_project(struct fixture *f, const char *name, struct seen *seen)
 {
     struct error err = ERROR_INIT;
-    const struct dbq_param params[] = {{.value = name}, {.value = NULL}};
+    const struct dbq_param params[] = {{.value = name}, {.value = "{}"}, {.value = NULL}};
     seen->f = f;
     ck_assert_msg(dbq_send(f->db, STMT_PROJECT_CREATE, params, on_result, seen, &err) == 0, "%s",
                   err.detail);
@@ -305,6 +305,7 @@ START_TEST(bytes_and_nulls_arrive_as_they_are)
                                        {.value = "name with 'quotes' and \\"},
                                        {.value = hash, .len = sizeof(hash), .binary = true},
                                        {.value = "{admin}"},
+                                       {.value = NULL},
                                        {.value = NULL}};
     dbq_start(f.db);
     ck_assert_int_eq(dbq_send(f.db, STMT_TOKEN_CREATE, params, on_result, &seen, &err), 0);

@@ -140,6 +140,24 @@ START_TEST(prefix_keeps_the_rest)
 }
 END_TEST
 
+START_TEST(a_field_of_a_member_is_a_path)
+{
+    struct error err = ERROR_INIT;
+
+    error_set_field(&err, ERR_INVALID_FIELD, "mode", "wrong");
+    ck_assert_int_eq(error_prefix_field(&err, "egress"), -1);
+    ck_assert_str_eq(err.field, "egress.mode");
+    ck_assert_str_eq(err.detail, "wrong");
+    error_set(&err, ERR_UNKNOWN_FIELD, "a name that may not be repeated");
+    error_prefix_field(&err, "policy");
+    ck_assert_str_eq(err.field, "policy");
+    for (int i = 0; i < 100; i++)
+        error_prefix_field(&err, "\xc3\xa4");
+    ck_assert_uint_le(strlen(err.field), sizeof(err.field) - 1);
+    ck_assert_uint_ge(strlen(err.field), sizeof(err.field) - 2);
+}
+END_TEST
+
 START_TEST(arguments_may_be_the_error_itself)
 {
     struct error err = ERROR_INIT;
@@ -208,6 +226,7 @@ int main(void)
     tcase_add_test(tcase, errno_is_kept_and_told);
     tcase_add_test(tcase, a_long_context_gives_way_to_the_reason);
     tcase_add_test(tcase, prefix_keeps_the_rest);
+    tcase_add_test(tcase, a_field_of_a_member_is_a_path);
     tcase_add_test(tcase, arguments_may_be_the_error_itself);
     tcase_add_test(tcase, format_signs_in_data_are_data);
     tcase_add_test(tcase, table_is_whole);

@@ -152,14 +152,17 @@ START_TEST(environment_of_a_sandbox)
 }
 END_TEST
 
-static void check_exit(uint8_t code, uint8_t sig, bool killed, bool timed_out,
+static void check_exit(uint8_t code, uint8_t sig, bool killed, enum execution_stop stop,
                        enum execution_state state, int exit_code)
 {
     const struct channel_exit from = {.code = code, .signal = sig, .killed = killed, .cpu_us = 77};
     struct execution_result result;
 
-    execution_result_exit(&from, timed_out, &result);
+    execution_result_exit(&from, stop, &result);
     ck_assert_int_eq(result.state, state);
+    ck_assert_pstr_eq(result.reason, state == EXECUTION_TIMED_OUT   ? "execution_timeout"
+                                     : state == EXECUTION_CANCELLED ? "execution_cancel"
+                                                                    : NULL);
     ck_assert_int_eq(result.exit_code, exit_code);
     ck_assert_int_eq(result.signal, sig);
     ck_assert_int_eq(result.cpu_us, 77);
@@ -168,20 +171,25 @@ static void check_exit(uint8_t code, uint8_t sig, bool killed, bool timed_out,
 
 START_TEST(exits)
 {
-    check_exit(0, 0, false, false, EXECUTION_SUCCEEDED, 0);
-    check_exit(1, 0, false, false, EXECUTION_FAILED, 1);
-    check_exit(255, 0, false, false, EXECUTION_FAILED, 255);
-    check_exit(0, 11, false, false, EXECUTION_FAILED, 139);
-    check_exit(0, 64, false, false, EXECUTION_FAILED, 192);
+    check_exit(0, 0, false, EXECUTION_STOP_NONE, EXECUTION_SUCCEEDED, 0);
+    check_exit(1, 0, false, EXECUTION_STOP_NONE, EXECUTION_FAILED, 1);
+    check_exit(255, 0, false, EXECUTION_STOP_NONE, EXECUTION_FAILED, 255);
+    check_exit(0, 11, false, EXECUTION_STOP_NONE, EXECUTION_FAILED, 139);
+    check_exit(0, 64, false, EXECUTION_STOP_NONE, EXECUTION_FAILED, 192);
     /* The time was over and the tree was killed for it, whatever it exited with. */
-    check_exit(0, 15, true, true, EXECUTION_TIMED_OUT, 143);
-    check_exit(0, 0, true, true, EXECUTION_TIMED_OUT, 0);
-    check_exit(3, 0, true, true, EXECUTION_TIMED_OUT, 3);
+    check_exit(0, 15, true, EXECUTION_STOP_TIMEOUT, EXECUTION_TIMED_OUT, 143);
+    check_exit(0, 0, true, EXECUTION_STOP_TIMEOUT, EXECUTION_TIMED_OUT, 0);
+    check_exit(3, 0, true, EXECUTION_STOP_TIMEOUT, EXECUTION_TIMED_OUT, 3);
     /* It ended by itself while KILL was under way. */
-    check_exit(0, 0, false, true, EXECUTION_SUCCEEDED, 0);
-    check_exit(3, 0, false, true, EXECUTION_FAILED, 3);
+    check_exit(0, 0, false, EXECUTION_STOP_TIMEOUT, EXECUTION_SUCCEEDED, 0);
+    check_exit(3, 0, false, EXECUTION_STOP_TIMEOUT, EXECUTION_FAILED, 3);
+    check_exit(0, 0, false, EXECUTION_STOP_CANCEL, EXECUTION_SUCCEEDED, 0);
+    check_exit(0, 9, false, EXECUTION_STOP_CANCEL, EXECUTION_FAILED, 137);
+    /* A client asked for its end. */
+    check_exit(0, 9, true, EXECUTION_STOP_CANCEL, EXECUTION_CANCELLED, 137);
+    check_exit(0, 0, true, EXECUTION_STOP_CANCEL, EXECUTION_CANCELLED, 0);
     /* Killed is never success. */
-    check_exit(0, 0, true, false, EXECUTION_FAILED, 0);
+    check_exit(0, 0, true, EXECUTION_STOP_NONE, EXECUTION_FAILED, 0);
 }
 END_TEST
 
@@ -243,6 +251,7 @@ int main(void)
     tcase_add_test(tc, specs);
     tcase_add_loop_test(tc, bad_specs_are_refused, 0,
                         (int)(sizeof(bad_specs) / sizeof(bad_specs[0])));
+    tcase_set_timeout(tc, 60); /* megabytes of JSON on a busy machine */
     tcase_add_test(tc, sizes_at_their_bounds);
     tcase_add_test(tc, environment_of_a_sandbox);
     tcase_add_test(tc, exits);

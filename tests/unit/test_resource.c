@@ -65,6 +65,9 @@ static const struct cell execution_cells[] = {
     {"ended_at", "2026-01-02T03:04:07.200Z"},
     {"duration_ms", "1500"},
     {"created_us", "1767323045678000"},
+    {"oom_killed", "f"},
+    {"output_expired", "f"},
+    {"cancel_requested_at", NULL},
 };
 
 static char *mutable(const char *text)
@@ -152,13 +155,15 @@ START_TEST(an_execution_shows_all_its_members)
                 "{\"id\":\"aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee\","
                 "\"sandboxId\":\"00011111-2222-4333-8444-555555555555\","
                 "\"state\":\"timed_out\",\"reason\":null,\"error\":null,\"exitCode\":null,"
-                "\"signal\":\"SIGKILL\",\"timedOut\":true,\"stdout\":\"h\\u00e9\\n\\u0000\","
+                "\"signal\":\"SIGKILL\",\"timedOut\":true,\"oomKilled\":false,\"stdout\":"
+                "\"h\\u00e9\\n\\u0000\","
                 "\"stderr\":\"/wD+\",\"encoding\":{\"stdout\":\"utf-8\",\"stderr\":\"base64\"},"
                 "\"truncated\":{\"stdout\":false,\"stderr\":true},"
                 "\"bytes\":{\"stdout\":5,\"stderr\":1003},"
                 "\"omitted\":{\"stdout\":null,\"stderr\":{\"at\":2,\"bytes\":1000}},"
                 "\"timeoutMs\":1500,\"onTimeout\":\"kill\",\"background\":false,"
-                "\"tag\":\"t1\",\"cpuMs\":12,\"createdAt\":\"2026-01-02T03:04:05.678Z\","
+                "\"tag\":\"t1\",\"outputExpired\":false,\"cancelRequestedAt\":null,\"cpuMs\":12,"
+                "\"createdAt\":\"2026-01-02T03:04:05.678Z\","
                 "\"startedAt\":\"2026-01-02T03:04:05.700Z\","
                 "\"endedAt\":\"2026-01-02T03:04:07.200Z\",\"durationMs\":1500}");
 }

@@ -223,7 +223,7 @@ static bool beat_waits(struct fixture *f)
     free(raw(f->db, "SELECT pg_stat_clear_snapshot()"));
     return raw_long(f->db, "SELECT count(*) FROM pg_stat_activity WHERE application_name ="
                            " 'paddockd' AND wait_event_type = 'Lock'"
-                           " AND query LIKE '%%heartbeat_at%%'") == 1;
+                           " AND query LIKE '%%node_heartbeat%%'") == 1;
 }
 
 START_TEST(what_is_queued_is_committed_before_it_leaves_and_a_second_signal_does_not_wait)

@@ -41,6 +41,8 @@ struct script {
     uint32_t fail_errno; /* with fail_step: executions fail to start */
     uint8_t fail_step;
     size_t output_bytes; /* of stdout; else "hello\n" */
+    uint32_t oom_kills;  /* as the keeper measures, like the next */
+    bool no_usage;       /* it does not answer */
 };
 
 struct fake_stream {
@@ -200,6 +202,11 @@ static void on_keeper_io(int fd, unsigned events, void *arg)
         g->asked_to_end = true;
         if (!f->script.hold_end)
             keeper_ended(g, 137, 0);
+    } else if (request.op == KEEPER_STATS && !f->script.no_usage) {
+        struct keeper_report usage = {.event = KEEPER_USAGE, .oom_kills = f->script.oom_kills};
+
+        memcpy(usage.id, request.id, ID_SIZE);
+        keeper_say(f, &usage, -1);
     }
 }
 
@@ -531,7 +538,7 @@ static void exec_full(struct fixture *f, const char *spec, const char *timeout_m
         request, sizeof(request),
         "{\"spec\":%s,\"timeoutMs\":%s,\"onTimeout\":\"%s\",\"background\":false,\"tag\":null}",
         spec, timeout_ms, on_timeout);
-    res = run(f->db, STMT_EXECUTION_ADMIT, f->project, f->sandbox, NULL, NULL, REQUEST_HASH, "64",
+    res = run(f->db, STMT_EXECUTION_ADMIT, f->project, f->sandbox, WHO, NULL, REQUEST_HASH, "64",
               request);
     assert_column(res, "outcome", "created");
     snprintf(f->execution, sizeof(f->execution), "%s", db_column(res, 0, "id"));
@@ -547,7 +554,7 @@ static void exec_true(struct fixture *f)
 
 static void request_stop(struct fixture *f)
 {
-    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox));
+    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox, WHO));
 }
 
 static void assert_ended(struct fixture *f, const char *state, const char *reason)
@@ -987,7 +994,7 @@ START_TEST(execution_timeout_kills_the_tree)
     f->script.hold_exec = true;
     exec_full(f, TRUE_SPEC, "50", "kill");
     until_execution(f, "timed_out");
-    assert_execution(f, "timed_out 143 15 - -");
+    assert_execution(f, "timed_out 143 15 execution_timeout -");
     ck_assert_int_eq(f->guests[0].kills, 1);
     f->script.hold_exec = false;
     exec_full(f, TRUE_SPEC, "60000", "kill"); /* the sandbox lives */
@@ -1004,7 +1011,7 @@ START_TEST(execution_timeout_that_terminates)
     f->script.hold_exec = true;
     exec_full(f, TRUE_SPEC, "50", "terminate");
     assert_ended(f, "terminated", "execution_timeout");
-    assert_execution(f, "timed_out 143 15 - -");
+    assert_execution(f, "timed_out 143 15 execution_timeout -");
 }
 END_TEST
 
@@ -1018,6 +1025,93 @@ START_TEST(an_execution_that_cannot_be_killed)
     exec_full(f, TRUE_SPEC, "50", "kill");
     assert_ended(f, "failed", "relay_lost");
     assert_execution(f, "lost - - relay_lost -");
+}
+END_TEST
+
+START_TEST(a_cancel_kills_the_tree)
+{
+    struct fixture *f = &fixture;
+
+    create_ready(f);
+    f->script.hold_exec = true;
+    exec_true(f);
+    until_execution(f, "running");
+    PQclear(run(f->db, STMT_EXECUTION_REQUEST_CANCEL, f->project, f->sandbox, f->execution, WHO));
+    until_execution(f, "cancelled");
+    assert_execution(f, "cancelled 143 15 execution_cancel -");
+    ck_assert_int_eq(f->guests[0].kills, 1);
+    ck_assert(sandbox_has(f, "ready"));
+}
+END_TEST
+
+START_TEST(a_cancel_whose_announcement_was_lost_is_found)
+{
+    struct fixture *f = &fixture;
+
+    create_ready(f);
+    f->script.hold_exec = true;
+    exec_true(f);
+    until_execution(f, "running");
+    free(raw(f->db, "UPDATE executions SET cancel_requested_at = now()"));
+    sandboxes_work(f->d.sandboxes, 'c', f->execution); /* as a scan does */
+    until_execution(f, "cancelled");
+    sandboxes_work(f->d.sandboxes, 'c', f->execution); /* it is over: nothing */
+    ck_assert(sandbox_has(f, "ready"));
+}
+END_TEST
+
+START_TEST(an_oom_kill_is_one_execution_s)
+{
+    struct fixture *f = &fixture;
+
+    create_ready(f);
+    f->script.exit_code = 1;
+    f->script.oom_kills = 1;
+    exec_true(f);
+    until_execution(f, "failed");
+    assert_execution(f, "failed 137 - - -");
+    ck_assert_int_eq(raw_long(f->db, "SELECT count(*) FROM executions WHERE oom_killed"), 1);
+    exec_true(f); /* and not the next one's */
+    until_execution(f, "failed");
+    assert_execution(f, "failed 1 - - -");
+    f->script.oom_kills = 2;
+    f->script.exit_code = 3; /* a code of its own stays */
+    exec_true(f);
+    until_execution(f, "failed");
+    assert_execution(f, "failed 3 - - -");
+    ck_assert_int_eq(raw_long(f->db, "SELECT count(*) FROM executions WHERE oom_killed"), 2);
+}
+END_TEST
+
+START_TEST(a_failure_is_recorded_though_nobody_measures)
+{
+    struct fixture *f = &fixture;
+
+    create_ready(f);
+    f->script.exit_code = 1;
+    f->script.no_usage = true;
+    exec_true(f);
+    until_execution(f, "failed");
+    assert_execution(f, "failed 1 - - -");
+}
+END_TEST
+
+START_TEST(changed_lifetimes_hold_at_once)
+{
+    struct fixture *f = &fixture;
+
+    create(f, "3600", "3600");
+    until_sandbox(f, "ready");
+    _cleanup_pgresult_ PGresult *idle_set = run(f->db, STMT_SANDBOX_UPDATE, f->project, f->sandbox,
+                                                WHO, "{\"ttlSeconds\":null,\"idleSeconds\":1}");
+    assert_column(idle_set, "outcome", "updated");
+    until_sandbox(f, "expired");
+    create(f, "null", "null");
+    until_sandbox(f, "ready");
+    _cleanup_pgresult_ PGresult *ttl_set =
+        run(f->db, STMT_SANDBOX_UPDATE, f->project, f->sandbox, WHO, "{\"ttlSeconds\":1}");
+    assert_column(ttl_set, "outcome", "updated");
+    assert_ended(f, "expired", "ttl");
 }
 END_TEST
 
@@ -1199,6 +1293,11 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, execution_timeout_kills_the_tree);
     tcase_add_test(tc, execution_timeout_that_terminates);
     tcase_add_test(tc, an_execution_that_cannot_be_killed);
+    tcase_add_test(tc, a_cancel_kills_the_tree);
+    tcase_add_test(tc, a_cancel_whose_announcement_was_lost_is_found);
+    tcase_add_test(tc, an_oom_kill_is_one_execution_s);
+    tcase_add_test(tc, a_failure_is_recorded_though_nobody_measures);
+    tcase_add_test(tc, changed_lifetimes_hold_at_once);
     tcase_add_test(tc, shutdown_ends_every_guest);
     tcase_add_test(tc, shutdown_of_nothing);
     tcase_add_test(tc, announcing_twice_is_harmless);

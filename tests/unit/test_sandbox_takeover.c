@@ -319,7 +319,7 @@ static void admit(const char *spec, const char *timeout_ms)
              "{\"spec\":%s,\"timeoutMs\":%s,\"onTimeout\":\"kill\",\"background\":false,"
              "\"tag\":null}",
              spec, timeout_ms);
-    PGresult *res = run(f->db, STMT_EXECUTION_ADMIT, f->project, f->sandbox, NULL, NULL,
+    PGresult *res = run(f->db, STMT_EXECUTION_ADMIT, f->project, f->sandbox, WHO, NULL,
                         REQUEST_HASH, "64", request);
     assert_column(res, "outcome", "created");
     snprintf(f->execution, sizeof(f->execution), "%s", db_column(res, 0, "id"));
@@ -375,7 +375,7 @@ START_TEST(a_ready_sandbox_goes_on)
     answer_resync(0);
     ck_assert(is("sandboxes", f->sandbox, "ready"));
     assert_works();
-    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox));
+    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox, WHO));
     expect_request(KEEPER_END, f->sandbox, "requested");
     keeper_say(KEEPER_ENDED, f->sandbox, -1, "requested", 137, 0);
     await_sandbox("terminated requested");
@@ -448,7 +448,7 @@ END_TEST
 START_TEST(a_stop_that_was_asked_for_is_carried_out)
 {
     former_ready();
-    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox));
+    PQclear(run(f->db, STMT_SANDBOX_REQUEST_STOP, f->project, f->sandbox, WHO));
     take_over();
     expect_request(KEEPER_END, f->sandbox, "requested");
     keeper_say(KEEPER_ENDED, f->sandbox, -1, "requested", 137, 0);
@@ -707,7 +707,7 @@ START_TEST(its_time_goes_on)
     expect_credits();
     (void)expect(WIRE_KILL);
     say_exit(STREAM, 0, 15, true);
-    await_execution("timed_out");
+    await_execution("timed_out execution_timeout");
 }
 END_TEST
 
@@ -724,7 +724,7 @@ START_TEST(its_time_was_over_before)
     } else {
         say_over(f->execution, 0, 9, true, 0);
     }
-    await_execution("timed_out");
+    await_execution("timed_out execution_timeout");
 }
 END_TEST
 

@@ -291,6 +291,7 @@ bool throwaway_pg_apply_schema(const struct throwaway_pg *pg)
     glob_t found;
     bool ok;
 
+    /* glob sorts, as migrations are applied. */
     snprintf(pattern, sizeof(pattern), "%s/sql/[0-9]*.sql", srcdir ? srcdir : ".");
     if (glob(pattern, 0, NULL, &found) != 0) {
         fail(pattern);
@@ -299,9 +300,8 @@ bool throwaway_pg_apply_schema(const struct throwaway_pg *pg)
     ok = sql(pg->conninfo, "CREATE TABLE schema_migrations (version integer PRIMARY KEY,"
                            " name text NOT NULL, sha256 text NOT NULL,"
                            " applied_at timestamptz NOT NULL DEFAULT now())");
-    for (size_t i = 0; ok && i < found.gl_pathc; i++) { /* glob sorts */
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
         char *text = read_file(found.gl_pathv[i]);
-
         ok = text && sql(pg->conninfo, text);
         free(text);
     }

@@ -20,8 +20,8 @@ struct throwaway_pg {
 /* Starts it. Returns 0, or -1 (no Postgres server is installed, it does not start) after
  * a message on stderr. */
 int throwaway_pg_start(struct throwaway_pg *pg);
-/* Applies the migrations in sql/ of the source tree (environment: srcdir, default ".") in order, and
- * an empty schema_migrations table. False after a message on stderr. */
+/* Applies every migration of the source tree (environment: srcdir, default ".") and makes an empty
+ * schema_migrations table. False after a message on stderr. */
 bool throwaway_pg_apply_schema(const struct throwaway_pg *pg);
 /* Stops the server (fast: sessions are ended) and starts it again. May be called from a forked
  * child. */
