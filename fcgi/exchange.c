@@ -227,6 +227,12 @@ char *exchange_who(const struct exchange *x, struct error *err)
     return text;
 }
 
+int exchange_flush(const struct exchange *x, struct error *err)
+{
+    _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_FLUSH, NULL, err);
+    return res ? 0 : -1;
+}
+
 static int64_t retry_after_ms(enum error_code code)
 {
     if (code == ERR_NO_CAPACITY || code == ERR_PROJECT_LIMIT)

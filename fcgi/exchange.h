@@ -72,4 +72,8 @@ char *exchange_who(const struct exchange *x, struct error *err) __attribute__((w
 int exchange_admitted(const PGresult *res, const char *what, char id[ID_SIZE], bool *replayed,
                       struct error *err) __attribute__((warn_unused_result));
 
+/* Waits until what was admitted is on disk, which an admission leaves to its caller so that the
+ * daemon begins meanwhile (sandbox_admit). Nothing is told to a client before. */
+int exchange_flush(const struct exchange *x, struct error *err) __attribute__((warn_unused_result));
+
 #endif

@@ -74,6 +74,9 @@ int executions_create(struct exchange *x, struct error *err)
     bool replayed = false;
     if (exchange_admitted(res, "sandbox", id, &replayed, err) < 0)
         return -1;
+    /* With a key the admission waited for the disk by itself. */
+    if (!key && exchange_flush(x, err) < 0)
+        return -1;
     wait_for(x, id, wait_ms);
     x->handoff.replayed = replayed;
     if (!replayed) {

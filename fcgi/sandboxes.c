@@ -76,7 +76,8 @@ int sandboxes_create(struct exchange *x, struct error *err)
         return -1;
     char id[ID_SIZE];
     bool replayed = false;
-    if (exchange_admitted(res, "project", id, &replayed, err) < 0)
+    /* A replay, too, may come before the first answer. */
+    if (exchange_admitted(res, "project", id, &replayed, err) < 0 || exchange_flush(x, err) < 0)
         return -1;
     wait_for(x, HANDOFF_SANDBOX_READY, id, wait_ms);
     x->handoff.replayed = replayed;

@@ -181,6 +181,35 @@ def test_postgres_restarts_under_work_without_losing_a_result(own_stack):
     client.delete(sandbox)
 
 
+def test_what_was_acknowledged_survives_a_crash_of_postgres(own_stack):
+    stack = own_stack()
+    client = stack.client
+    sandbox = client.create(template="base")
+    # Else the server's own writer would soon make up for a flush that was left out.
+    stack.sql("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    for kind in ("sandbox", "execution", "execution with a key"):
+        stack.sql("SELECT pg_reload_conf()")
+        main = stack.daemon_part("main")
+        os.kill(main, signal.SIGSTOP)  # its commits would flush, too
+        try:
+            if kind == "sandbox":
+                path = "~"
+                body = {"template": "base"}
+            else:
+                path = f"~/{sandbox['id']}/exec"
+                body = {"cmd": "true"}
+            head = {"Idempotency-Key": uuid.uuid4().hex} if "key" in kind else {}
+            told = client.request("POST", f"{path}?wait=0", body, head).expect(202)["id"]
+            postgres = stack.pid("postgres")
+            stack.signal("postgres", signal.SIGQUIT)  # it forgets what is not on disk
+            wait_for(lambda: not os.path.exists(f"/proc/{postgres}"), "the end of Postgres")
+        finally:
+            os.kill(main, signal.SIGCONT)
+        stack.up()
+        where = "~" if kind == "sandbox" else f"~/{sandbox['id']}/executions"
+        client.request("GET", f"{where}/{told}").expect(200)
+
+
 def test_listen_backends_death_loses_no_work(own_stack):
     stack = own_stack()
     client = stack.client

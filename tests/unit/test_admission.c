@@ -191,6 +191,39 @@ START_TEST(execution_outcomes_have_names)
 }
 END_TEST
 
+/* What the commit of the open transaction waits for; ends it. */
+static void assert_commit(struct db *db, const char *expected)
+{
+    _cleanup_free_ char *setting = raw(db, "SELECT current_setting('synchronous_commit')");
+
+    ck_assert_str_eq(setting, expected);
+    free(raw(db, "ROLLBACK"));
+}
+
+START_TEST(only_a_key_of_an_execution_makes_its_admission_wait_for_the_disk)
+{
+    _cleanup_scene_ struct scene s = open_scene(NULL, "9");
+    char sandbox[ID_TEXT_SIZE];
+    char other[ID_TEXT_SIZE];
+
+    make_sandbox(s.db, s.project, sandbox);
+    free(raw(s.db, "SET synchronous_commit = on"));
+    free(raw(s.db, "BEGIN"));
+    make_sandbox(s.db, s.project, other);
+    assert_commit(s.db, "off");
+    free(raw(s.db, "BEGIN"));
+    make_execution(s.db, s.project, sandbox, other);
+    assert_commit(s.db, "off");
+    free(raw(s.db, "BEGIN"));
+    assert_text(admit_execution(s.db, s.project, sandbox, "k", REQUEST_HASH, "9", other),
+                "created");
+    assert_commit(s.db, "on");
+    free(raw(s.db, "BEGIN"));
+    PQclear(run(s.db, STMT_FLUSH));
+    assert_commit(s.db, "on");
+}
+END_TEST
+
 /* --- concurrency --------------------------------------------------------------------------- */
 
 struct worker {
@@ -322,6 +355,7 @@ int main(void)
     tcase_add_test(tc, sandbox_refusals_have_names);
     tcase_add_test(tc, nodes_fill_evenly_and_only_where_the_template_is);
     tcase_add_test(tc, execution_outcomes_have_names);
+    tcase_add_test(tc, only_a_key_of_an_execution_makes_its_admission_wait_for_the_disk);
     tcase_add_test(tc, fifty_of_one_key_make_one_sandbox);
     tcase_add_test(tc, a_project_limit_holds_under_a_storm);
     tcase_add_test(tc, nodes_fill_to_the_brim_and_not_over_it);
