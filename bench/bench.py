@@ -387,7 +387,9 @@ class Bench:
              "-c", str(clients), "-j", str(min(2, clients)), "-T", "1", "-f", str(script), "bench"],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-        return float(re.search(r"tps = ([0-9.]+)", out).group(1))
+        rate = re.search(r"tps = ([0-9.]+)", out)
+        assert rate, out
+        return float(rate.group(1))
 
     def admission(self):
         """Admitted creates a second (no guest starts), beside bare commits of a row."""
