@@ -145,11 +145,12 @@ static void rehearse(const struct init *init)
 {
     static const uint8_t spec[] = {WIRE_SPEC_ARG, 0,  0, 0, 1, 'x', WIRE_SPEC_ENV, 0, 0, 0, 2,
                                    'x',           '='};
-    _cleanup_free_ uint8_t *copy = malloc(CONTROL_PIECE_MAX);
     _cleanup_(launch_free) struct launch launch = {0};
     struct launch_failure failure = {0};
+    uint8_t *copy = malloc(CONTROL_PIECE_MAX);
     if (copy)
-        memset(copy, 0, CONTROL_PIECE_MAX);
+        explicit_bzero(copy, CONTROL_PIECE_MAX); /* which no compiler leaves out */
+    free(copy);
     (void)launch_parse(init, spec, sizeof(spec), &launch, &failure);
 }
 
@@ -307,7 +308,7 @@ static void attend(struct supervisor *sup)
 static bool take_next(void)
 {
     for (;;) {
-        struct control control;
+        struct control control = {0};
         int stdio[3];
         struct iovec part = {.iov_base = &control, .iov_len = sizeof(control)};
         union {
