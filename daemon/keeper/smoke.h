@@ -11,8 +11,8 @@
 #include "common/error.h"
 
 /* keeper_sock: main's end. Reads what the guest sends, so the caller runs it without privileges, as
- * main does. The guest is ended and gone when it returns 0; -1 with ERR_PREFLIGHT when it failed, or
- * another code when that could not be found out (somebody killed it, or the keeper). */
+ * main does. The guest is ended and gone when it returns 0; -1 with ERR_PREFLIGHT when it failed,
+ * or another code when that could not be found out (somebody killed it, or the keeper). */
 int smoke_run(const struct config *config, int keeper_sock, struct error *err)
     __attribute__((warn_unused_result));
 
