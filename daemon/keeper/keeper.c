@@ -177,12 +177,6 @@ static bool describe(void *arg, struct keeper_report *report, int *fd)
     return true;
 }
 
-static void flush(struct keeper *keeper)
-{
-    if (keeper->reports.sock >= 0 && !reports_flush(&keeper->reports, describe, keeper))
-        detach(keeper);
-}
-
 static void report_refused(struct keeper *keeper, const char *id, const char *why)
 {
     struct keeper_report refused;
@@ -347,6 +341,9 @@ static void read_requests(struct keeper *keeper)
             close(fd);
         if (len < 0 && err.errno_value == EAGAIN)
             return;
+        /* Said once, before what is still to be read, of a main that went without reading all. */
+        if (len < 0 && err.errno_value == ECONNRESET)
+            continue;
         if (len == 0 || (len < 0 && err.code == ERR_SYSTEM)) {
             detach(keeper);
             return;
@@ -359,6 +356,15 @@ static void read_requests(struct keeper *keeper)
         }
         handle(keeper, &request);
     }
+}
+
+/* What a main asked for before it went is done, though it hears nothing any more. */
+static void flush(struct keeper *keeper)
+{
+    if (keeper->reports.sock < 0 || reports_flush(&keeper->reports, describe, keeper))
+        return;
+    read_requests(keeper);
+    detach(keeper);
 }
 
 /* --- the loop --------------------------------------------------------------------------------- */
