@@ -98,7 +98,8 @@ static void launch(struct fixture *f)
     struct keeper_report attached;
     memset(&attached, 0, sizeof(attached));
     attached.event = KEEPER_ATTACHED;
-    ck_assert_int_eq(fdpass_send(f->keeper, &attached, sizeof(attached), -1, &err), 0);
+    /* One that cannot start may be gone by now. */
+    (void)!fdpass_send(f->keeper, &attached, sizeof(attached), -1, &err);
 }
 
 static bool is_registered(struct fixture *f)

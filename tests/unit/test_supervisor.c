@@ -778,14 +778,17 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    Suite *suite = suite_create("supervisor");
-    TCase *tcase = tcase_create("supervisor");
-    SRunner *runner = srunner_create(suite);
+    Suite *suite;
+    TCase *tcase;
+    SRunner *runner;
     int failed;
 
     /* As main_slot.c executes it. */
     if (argc == 4 && strcmp(argv[1], "--main") == 0)
         return run_as_main(argv[3]);
+    suite = suite_create("supervisor");
+    tcase = tcase_create("supervisor");
+    runner = srunner_create(suite);
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         return EXIT_FAILURE;
     (void)snprintf(parent, sizeof(parent), "/paddock-test-super-%d", (int)getpid());
