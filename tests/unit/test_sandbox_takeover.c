@@ -679,6 +679,44 @@ START_TEST(new_work_waits_for_the_list)
 }
 END_TEST
 
+static void on_idle(void *arg)
+{
+    *(bool *)arg = true;
+}
+
+/* As a client's hand-off announces it that was handed on by the former daemon. */
+START_TEST(an_announcement_of_what_runs_already)
+{
+    struct wire_frame frame;
+    bool idle = false;
+
+    former_ready();
+    former_running(TRUE_SPEC, "60000");
+    free(raw(f->db, "UPDATE executions SET started_at = clock_timestamp() - interval '55 s'"
+                    " RETURNING id"));
+    take_over();
+    frame = expect(WIRE_RESYNC);
+    uint8_t payload[16];
+    memcpy(payload, frame.payload, 8);
+    sandboxes_work(f->d.sandboxes, 'e', f->execution);
+    for (int i = 0; i < 2; i++) { /* the claim, and the look */
+        idle = false;
+        dbq_when_idle(f->d.db, on_idle, &idle);
+        UNTIL(idle);
+    }
+    ck_assert(is("executions", f->execution, "running"));
+    wire_put_u32(payload + 8, WIRE_VERSION);
+    wire_put_u32(payload + 12, 1);
+    say(WIRE_RESYNCED, 0, 0, payload, sizeof(payload));
+    say_live(f->execution, 0, 10, 0);
+    expect_credits();
+    (void)expect(WIRE_KILL); /* its time went on, too */
+    say_exit(STREAM, 0, 15, true);
+    await_execution("timed_out");
+    assert_row("timed_out 143 -  10 0");
+}
+END_TEST
+
 START_TEST(new_work_for_a_guest_that_dies_instead)
 {
     former_ready();
@@ -859,6 +897,7 @@ int main(void)
     tcase_add_loop_test(tc, a_claim_that_the_database_forgot, 0, 2);
     tcase_add_test(tc, the_guest_refuses_a_second_start);
     tcase_add_test(tc, new_work_waits_for_the_list);
+    tcase_add_test(tc, an_announcement_of_what_runs_already);
     tcase_add_test(tc, new_work_for_a_guest_that_dies_instead);
     tcase_add_test(tc, its_time_goes_on);
     tcase_add_loop_test(tc, its_time_was_over_before, 0, 2);
