@@ -2,8 +2,8 @@
  * The keeper: the root process that starts, measures and kills guests on main's
  * closed list of requests (protocol.h). It is PID 1 of a PID namespace that
  * holds every runsc process, so that when it dies, however it dies, the kernel
- * kills every guest. It reads nothing a guest wrote and opens no socket but the
- * guests' pairs.
+ * kills every guest. It keeps main's end of each guest's socket for the next
+ * main; it reads nothing a guest wrote and opens no socket but the guests' pairs.
  */
 #ifndef PADDOCK_KEEPER_KEEPER_H
 #define PADDOCK_KEEPER_KEEPER_H

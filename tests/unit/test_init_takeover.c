@@ -147,6 +147,7 @@ START_TEST(what_ended_is_told_again)
 {
     uint32_t number = next_uuid;
     _cleanup_outcome_ struct outcome o = run_shell("echo four; echo err >&2; exit 4");
+    ck_assert_int_eq(o.exit_code, 4);
     struct buf spec = new_spec();
     put(&spec, WIRE_SPEC_ARG, "/nonexistent");
     start_spec(2, &spec, PLENTY);

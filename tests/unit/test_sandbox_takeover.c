@@ -681,14 +681,14 @@ END_TEST
 
 static void on_idle(void *arg)
 {
-    *(bool *)arg = true;
+    (void)arg;
+    f->empty = true;
 }
 
 /* As a client's hand-off announces it that was handed on by the former daemon. */
 START_TEST(an_announcement_of_what_runs_already)
 {
     struct wire_frame frame;
-    bool idle = false;
 
     former_ready();
     former_running(TRUE_SPEC, "60000");
@@ -700,9 +700,9 @@ START_TEST(an_announcement_of_what_runs_already)
     memcpy(payload, frame.payload, 8);
     sandboxes_work(f->d.sandboxes, 'e', f->execution);
     for (int i = 0; i < 2; i++) { /* the claim, and the look */
-        idle = false;
-        dbq_when_idle(f->d.db, on_idle, &idle);
-        UNTIL(idle);
+        f->empty = false;
+        dbq_when_idle(f->d.db, on_idle, NULL);
+        UNTIL(f->empty);
     }
     ck_assert(is("executions", f->execution, "running"));
     wire_put_u32(payload + 8, WIRE_VERSION);
