@@ -194,6 +194,14 @@ class Stack:
     def signal(self, name, number=signal.SIGTERM):
         os.kill(self.pid(name), number)
 
+    def kill_daemon(self):
+        """All of it at once, as a crash of the machine would; nobody starts it again."""
+        for pid in (self.pid("paddockd"), self.daemon_part("keeper"), self.daemon_part("main")):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # the others' death took it along
+
     # --- admin -------------------------------------------------------------------
 
     def cli(self, *words, token=None, project=None, stdin=None, check=True):

@@ -5,7 +5,6 @@ every answer received is one that the document knows (contract.py judges).
 test_contract_generated.py goes on with odd requests.
 """
 
-import os
 import re
 import signal
 import uuid
@@ -547,11 +546,7 @@ def test_answers_of_a_broken_service(own_stack):
     assert note("exec") == "project_limit"
 
     # The host's daemon dies at once, and nobody comes to take its place.
-    for pid in (stack.pid("paddockd"), stack.daemon_part("keeper"), stack.daemon_part("main")):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the others' death took it along
+    stack.kill_daemon()
     wait_for(lambda: stack.sql("select node_is_live(n) from nodes n") == [["f"]], "the lease's end")
     assert note("createSandbox") == note("exec", id=idle) == "daemon_unavailable"
 

@@ -22,6 +22,13 @@ def ended(client, sandbox, seconds=60):
     return wait_for(lambda: (s := client.get(sandbox))["endedAt"] and s, "the end", seconds)
 
 
+def sleep_until(sandbox, member, offset_ms):
+    """Until a sandbox's deadline, by about so much."""
+    due = datetime.datetime.fromisoformat(sandbox[member].replace("Z", "+00:00"))
+    wait = (due - datetime.datetime.now(datetime.timezone.utc)).total_seconds()
+    time.sleep(max(0, wait + offset_ms / 1000))
+
+
 def running(client, sandbox, cmd, **fields):
     """An execution that has begun."""
     one = client.request(
@@ -82,9 +89,7 @@ def test_renewals_and_expiry_have_one_winner(client):
     """Renewals at about the moment of expiry: each that was granted holds."""
     for offset_ms in (-30, -5, 0, 5, 30):
         sandbox = update(client, client.create(template="base"), ttlSeconds=2).expect(200)
-        due = datetime.datetime.fromisoformat(sandbox["expiresAt"].replace("Z", "+00:00"))
-        wait = (due - datetime.datetime.now(datetime.timezone.utc)).total_seconds()
-        time.sleep(max(0, wait + offset_ms / 1000))
+        sleep_until(sandbox, "expiresAt", offset_ms)
         answer = update(client, sandbox, ttlSeconds=600)
         if answer.status == 200:
             assert client.run(sandbox, "echo alive") == "alive\n"

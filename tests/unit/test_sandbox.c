@@ -19,7 +19,7 @@
 #include "daemon/answer.h"
 #include "daemon/keeper_link.h"
 #include "daemon/node.h"
-#include "daemon/sandbox.h"
+#include "daemon/sandbox_internal.h"
 #include "db_fixture.h"
 
 #define GUESTS_MAX 8
@@ -1060,6 +1060,35 @@ START_TEST(a_cancel_whose_announcement_was_lost_is_found)
 }
 END_TEST
 
+static bool no_execution_is_held(struct fixture *f, const void *arg)
+{
+    (void)arg;
+    return idmap_count(f->d.sandboxes->executions) == 0;
+}
+
+/* Its guest is being ended, and with that the row will be: it has that reason, and no other. */
+START_TEST(a_cancel_of_what_ends_with_its_sandbox)
+{
+    struct fixture *f = &fixture;
+    int one = 1;
+
+    create_ready(f);
+    f->script.hold_exec = true;
+    f->script.hold_end = true;
+    exec_true(f);
+    until_execution(f, "running");
+    request_stop(f);
+    run_until(f, end_requests_are, &one);
+    PQclear(run(f->db, STMT_EXECUTION_REQUEST_CANCEL, f->project, f->sandbox, f->execution, WHO));
+    sandboxes_work(f->d.sandboxes, 'c', f->execution);
+    run_until(f, no_execution_is_held, NULL);
+    ck_assert(execution_has(f, "running"));
+    keeper_ended(&f->guests[0], 0, 0);
+    assert_ended(f, "terminated", "requested");
+    assert_execution(f, "lost - - requested -");
+}
+END_TEST
+
 START_TEST(an_oom_kill_is_one_execution_s)
 {
     struct fixture *f = &fixture;
@@ -1295,6 +1324,7 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, an_execution_that_cannot_be_killed);
     tcase_add_test(tc, a_cancel_kills_the_tree);
     tcase_add_test(tc, a_cancel_whose_announcement_was_lost_is_found);
+    tcase_add_test(tc, a_cancel_of_what_ends_with_its_sandbox);
     tcase_add_test(tc, an_oom_kill_is_one_execution_s);
     tcase_add_test(tc, a_failure_is_recorded_though_nobody_measures);
     tcase_add_test(tc, changed_lifetimes_hold_at_once);
