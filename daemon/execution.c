@@ -77,6 +77,8 @@ struct execution {
     int64_t claimed_ms; /* monotonic */
 };
 
+static const char unknown_to_guest[] = "the daemon was restarted, and its guest does not know it";
+
 static void on_claim(const PGresult *res, const struct error *err, void *arg);
 static void on_timer(void *arg);
 static void record(struct execution *e);
@@ -257,11 +259,10 @@ bool execution_is_measured(const struct execution *execution)
     return execution->phase == MEASURING;
 }
 
-/* Nobody will ever know. */
-static void lose(struct execution *e)
+/* Nobody will ever know. why: for people. */
+static void lose(struct execution *e, const char *why)
 {
-    execution_result_lost("the daemon was restarted, and the guest does not know it any more",
-                          &e->result);
+    execution_result_lost(why, &e->result);
     e->result.reason = "daemon_restart";
     ended(e);
 }
@@ -272,7 +273,7 @@ static void on_failed(void *arg, enum wire_step step, int errno_value)
 
     /* It was begun already, for a former daemon whose claim the database forgot. */
     if (step == WIRE_STEP_SPEC && errno_value == EEXIST) {
-        lose(e);
+        lose(e, "it was begun before, and the database forgot its claim");
         return;
     }
     execution_result_failed(step, errno_value, &e->result);
@@ -367,7 +368,7 @@ static void go_on(struct execution *e, const struct channel_found *found)
     if (found->takes_input && found->stdin_bytes > e->spec.input.len) {
         log_warn(&e->d->log, "execution_stdin_lost", "id=%s sandbox=%s", e->id, e->sandbox_id);
         channel_abandon(found->stream);
-        lose(e);
+        lose(e, "the daemon was restarted, and its stdin cannot be gone on with");
         return;
     }
     e->stream = found->stream;
@@ -419,7 +420,7 @@ static void fetch_input(struct execution *e)
     if (dbq_send(e->d->db, STMT_EXECUTION_INPUT, params, on_input, e, &err) == 0)
         return;
     log_error_value(&e->d->log, LOG_WARN, "execution_not_read", &err);
-    lose(e); /* and its stream is a stray */
+    lose(e, "the daemon was restarted, and its stdin could not be read again");
 }
 
 /* False: the guest knows nothing of it. */
@@ -474,7 +475,7 @@ static void on_input(const PGresult *res, const struct error *err, void *arg)
     if (find_stream(e, channel, &found))
         take(e, &found);
     else
-        lose(e);
+        lose(e, unknown_to_guest);
 }
 
 /* --- the claim ----------------------------------------------------------------------------- */
@@ -562,6 +563,18 @@ static int send_claim(struct execution *e, struct error *err)
     return dbq_send(e->d->db, STMT_EXECUTION_CLAIM, params, on_claim, e, err);
 }
 
+/* Somebody claimed it, and it is in no table here: a former daemon, in a guest that is being taken
+ * over; or this one, and the answer was lost with a connection. */
+static void looked_running(struct execution *e)
+{
+    struct channel *channel = NULL;
+
+    if (!has_place(e, &channel) || take_found(e, channel))
+        return;
+    execution_result_lost("the database's answer to its claim was lost", &e->result);
+    ended(e);
+}
+
 /* The claim gave no row. The rule: not ready yet, taken, or ended, and nothing to do. But a claim
  * whose answer was lost with a connection was sent again: then the row runs and nobody runs it. */
 static void on_looked(const PGresult *res, const struct error *err, void *arg)
@@ -580,8 +593,7 @@ static void on_looked(const PGresult *res, const struct error *err, void *arg)
     if (state && strcmp(state, "running") == 0) {
         if (sandbox_id && id_is_valid(sandbox_id))
             memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
-        execution_result_lost("the database's answer to its claim was lost", &e->result);
-        ended(e);
+        looked_running(e);
     } else if (!state || strcmp(state, "queued") != 0 || !e->announced ||
                send_claim(e, &send_err) < 0) {
         done(e);
@@ -662,27 +674,38 @@ static void count_time(struct execution *e, const PGresult *res, int row)
     e->timeout_ms = ran_ms < e->timeout_ms ? e->timeout_ms - ran_ms : 0;
 }
 
+void execution_learn(struct execution *e, const char *sandbox_id, const PGresult *res, int row)
+{
+    struct error err = ERROR_INIT;
+
+    memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
+    if (read_row(e, res, row, &err) < 0)
+        log_error_value(&e->d->log, LOG_WARN, "execution_row", &err);
+    count_time(e, res, row);
+}
+
 struct execution *execution_adopt(struct daemon *d, const char *sandbox_id, const PGresult *res,
                                   int row, const struct execution_handler *handler, void *arg,
                                   struct error *err)
 {
     const char *id = db_column(res, row, "id");
     struct execution *e = make(d, id ? id : "", handler, arg, err);
-    struct error row_err = ERROR_INIT;
 
     if (!e)
         return NULL;
-    memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
     e->phase = WAITING;
-    if (read_row(e, res, row, &row_err) < 0)
-        log_error_value(&d->log, LOG_WARN, "execution_row", &row_err);
-    count_time(e, res, row);
+    execution_learn(e, sandbox_id, res, row);
     return e;
 }
 
 bool execution_is_waiting(const struct execution *execution)
 {
     return execution->phase == WAITING;
+}
+
+bool execution_is_another_ones(const struct execution *execution)
+{
+    return execution->phase == WAITING && execution->spec.wire.len == 0;
 }
 
 bool execution_is_unsettled(const struct execution *execution)
@@ -701,7 +724,7 @@ void execution_resume(struct execution *execution)
     if (execution->spec.wire.len > 0)
         begin(execution, channel);
     else if (!take_found(execution, channel))
-        lose(execution);
+        lose(execution, unknown_to_guest);
 }
 
 void execution_drop(struct execution *execution)

@@ -46,6 +46,11 @@ struct execution *execution_new(struct daemon *d, const char *id,
 struct execution *execution_adopt(struct daemon *d, const char *sandbox_id, const PGresult *res,
                                   int row, const struct execution_handler *handler, void *arg,
                                   struct error *err);
+/* One that waits and was claimed by a former daemon, but is not adopted from its row yet: its row.
+ */
+bool execution_is_another_ones(const struct execution *execution);
+void execution_learn(struct execution *execution, const char *sandbox_id, const PGresult *res,
+                     int row);
 /* After PLACE_LATER, and once it was adopted. Then its guest is ready: resume it; or its sandbox
  * ends: drop it. */
 bool execution_is_waiting(const struct execution *execution);

@@ -97,8 +97,13 @@ void sandboxes_adopt_execution(struct sandboxes *all, const struct sandbox *s, c
     struct error err = ERROR_INIT;
     struct execution *e;
 
-    if (!id || !state || !id_is_valid(id) || idmap_get(all->executions, id))
-        return; /* this daemon claimed it meanwhile */
+    if (!id || !state || !id_is_valid(id))
+        return;
+    e = idmap_get(all->executions, id);
+    if (e && execution_is_another_ones(e))
+        execution_learn(e, s->id, res, row); /* it was announced meanwhile */
+    if (e)
+        return; /* or this daemon claimed it */
     id_to_bytes(id, uuid);
     /* One that is queued and begun: the database lost the claim in a crash of its own. */
     if (strcmp(state, "queued") == 0 && !channel_find(guest_link_channel(s->guest), uuid, &found))
