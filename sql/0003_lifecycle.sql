@@ -149,6 +149,11 @@ CREATE TRIGGER executions_ended AFTER UPDATE OF state ON executions
 
 -- Views --------------------------------------------------------------------------------
 
+-- elapsed_ms of what happened one after the other, even if the clock was set back between.
+CREATE FUNCTION lasted_ms(a timestamptz, b timestamptz) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN b < a THEN 0 ELSE elapsed_ms(a, b) END;
+
 CREATE OR REPLACE FUNCTION sandbox_idle_at(s sandboxes) RETURNS timestamptz
     LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -167,9 +172,9 @@ SELECT s.id, s.project_id, s.node, s.state, s.reason, s.template, s.cpus, s.memo
     rfc3339(s.expires_at) AS expires_at, CASE WHEN s.idle_seconds IS NOT NULL AND s.state = 'ready'
         THEN rfc3339(sandbox_idle_at(s)) END AS idle_at,
     rfc3339(s.ended_at) AS ended_at,
-    elapsed_ms(s.created_at, s.provisioning_at) AS queued_ms,
-    elapsed_ms(s.provisioning_at, s.ready_at) AS provision_ms,
-    elapsed_ms(s.created_at, s.ready_at) AS total_ms,
+    lasted_ms(s.created_at, s.provisioning_at) AS queued_ms,
+    lasted_ms(s.provisioning_at, s.ready_at) AS provision_ms,
+    lasted_ms(s.created_at, s.ready_at) AS total_ms,
     (extract(epoch FROM s.created_at) * 1000000)::bigint AS created_us,
     elapsed_ms(clock_timestamp(), s.expires_at) AS expires_in_ms,
     CASE WHEN s.idle_seconds IS NOT NULL AND s.state = 'ready'
@@ -181,7 +186,7 @@ SELECT e.id, e.sandbox_id, e.state, e.reason, e.error, e.timeout_ms, e.on_timeou
     e.tag, e.exit_code, e.signal, e.stdout, e.stdout_bytes, e.stdout_omitted_at, e.stderr,
     e.stderr_bytes, e.stderr_omitted_at, e.cpu_us, rfc3339(e.created_at) AS created_at,
     rfc3339(e.started_at) AS started_at, rfc3339(e.ended_at) AS ended_at,
-    elapsed_ms(e.started_at, e.ended_at) AS duration_ms,
+    lasted_ms(e.started_at, e.ended_at) AS duration_ms,
     (extract(epoch FROM e.created_at) * 1000000)::bigint AS created_us,
     e.oom_killed, e.output_expired, rfc3339(e.cancel_requested_at) AS cancel_requested_at
 FROM executions e;

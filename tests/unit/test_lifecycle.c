@@ -478,6 +478,29 @@ START_TEST(intervals_do_not_overlap_when_the_clock_goes_back)
 }
 END_TEST
 
+START_TEST(nothing_lasts_less_than_no_time_when_the_clock_goes_back)
+{
+    static const char *const spans[] = {"queued_ms", "provision_ms", "total_ms"};
+    _cleanup_scene_ struct scene s = open_scene(NULL, "9");
+    char id[ID_TEXT_SIZE];
+    char execution[ID_TEXT_SIZE];
+
+    make_ready(&s, id);
+    make_execution(s.db, s.project, id, execution);
+    free(raw(s.db, "UPDATE sandboxes SET provisioning_at = created_at - interval '1 hour',"
+                   " ready_at = created_at - interval '2 hours'"));
+    _cleanup_pgresult_ PGresult *row = run(s.db, STMT_SANDBOX_GET, s.project, id);
+    for (size_t i = 0; i < ARRAY_LEN(spans); i++)
+        assert_column(row, spans[i], "0");
+    PQclear(run(s.db, STMT_EXECUTION_CLAIM, execution, "1", s.epoch));
+    _cleanup_pgresult_ PGresult *begun = run(s.db, STMT_EXECUTION_GET, s.project, id, execution);
+    assert_column(begun, "duration_ms", NULL);
+    free(raw(s.db, "UPDATE executions SET started_at = now() + interval '1 hour'"));
+    _cleanup_pgresult_ PGresult *done = finish(&s, execution, "succeeded", NULL, "0", "false");
+    assert_column(done, "duration_ms", "0");
+}
+END_TEST
+
 START_TEST(usage_is_the_same_before_and_after_retention)
 {
     _cleanup_scene_ struct scene s = open_scene(NULL, "9");
@@ -769,6 +792,7 @@ int main(void)
     tcase_add_test(tc, an_oom_kill_is_a_failure);
     tcase_add_test(tc, every_step_is_in_the_history);
     tcase_add_test(tc, intervals_do_not_overlap_when_the_clock_goes_back);
+    tcase_add_test(tc, nothing_lasts_less_than_no_time_when_the_clock_goes_back);
     tcase_add_test(tc, usage_is_the_same_before_and_after_retention);
     tcase_add_test(tc, audit_actions_are_those_of_the_programs);
     tcase_add_test(tc, the_audit_tells_who_and_never_content);
