@@ -879,10 +879,13 @@ BEGIN
     )
     SELECT count(*) INTO n FROM gone;
 
-    WITH old AS MATERIALIZED (
+    -- The oldest first, then what may go of them: else all that is old would be walked through.
+    WITH oldest AS MATERIALIZED (
         SELECT s.id FROM sandboxes s WHERE s.ended_at < clock_timestamp() - p_sandbox_age * second
-            AND NOT EXISTS (SELECT FROM executions e WHERE e.sandbox_id = s.id)
             ORDER BY s.ended_at LIMIT p_batch FOR UPDATE SKIP LOCKED
+    ), old AS MATERIALIZED (
+        SELECT o.id FROM oldest o
+            WHERE NOT EXISTS (SELECT FROM executions e WHERE e.sandbox_id = o.id)
     ), used AS (
         INSERT INTO usage_days AS d SELECT u.project_id, u.day, count(*), sum(u.executions),
                 sum(u.runtime_ms), sum(u.paused_ms), sum(u.cpu_us), sum(u.memory_mb_ms),
