@@ -207,6 +207,34 @@ FROM sandboxes s, LATERAL (
 
 -- Admission ----------------------------------------------------------------------------
 
+-- As before, but only retention forgets a key: at which age, is the configuration's. One that it
+-- deletes at this very moment is taken anew.
+CREATE OR REPLACE FUNCTION idempotency_take(p_project uuid, p_operation text, p_key text,
+    p_input bytea, OUT outcome text, OUT resource uuid)
+    LANGUAGE plpgsql AS $$
+DECLARE
+    k idempotency_keys;
+BEGIN
+    LOOP
+        INSERT INTO idempotency_keys (project_id, operation, key, input_sha256)
+            VALUES (p_project, p_operation, p_key, p_input)
+            ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            outcome := 'taken';
+            RETURN;
+        END IF;
+        SELECT * INTO k FROM idempotency_keys i
+            WHERE i.project_id = p_project AND i.operation = p_operation AND i.key = p_key;
+        EXIT WHEN FOUND;
+    END LOOP;
+    IF k.input_sha256 = p_input THEN
+        outcome := 'replayed';
+        resource := k.resource_id;
+    ELSE
+        outcome := 'idempotency_conflict';
+    END IF;
+END $$;
+
 -- Why the project's policy does not admit the request; null when it does.
 CREATE FUNCTION policy_refusal(p jsonb, r jsonb, OUT outcome text, OUT detail text)
     LANGUAGE plpgsql IMMUTABLE AS $$
