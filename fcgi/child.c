@@ -21,11 +21,15 @@
 #include "common/db.h"
 #include "fcgi/app.h"
 #include "fcgi/exchange.h"
+#include "fcgi/pending.h"
 #include "fcgi/reply.h"
+
+#define PENDING_LOOK_MS 1000
 
 struct child {
     struct app app;
     struct reply_link link;
+    struct pending *pending;
     FCGX_Request request;
     int listen_fd;
     int epoll_fd;
@@ -56,7 +60,7 @@ static void serve(struct child *child)
     /* After a hand-off the web server's variables, which x.req borrows, are gone. */
     exchange_log(&x);
     if (!x.wants_handoff)
-        reply_write(request, &x.out);
+        reply_write(request, &x.out, x.body_ended, child->pending);
     exchange_free(&x);
 }
 
@@ -112,6 +116,11 @@ static int child_open(struct child *child, struct error *err)
         db_new(cfg->database_dsn, cfg->database_connect_timeout, cfg->database_statement_timeout);
     if (!child->app.db)
         return error_set(err, ERR_INTERNAL, "out of memory");
+    child->pending = pending_new(err);
+    if (!child->pending)
+        return -1;
+    if (watch(child->epoll_fd, pending_fd(child->pending), EPOLLIN) < 0)
+        return error_set_errno(err, "cannot wait for slow clients");
     reply_link_init(&child->link, cfg->daemon_handoff_socket);
     int rc = FCGX_Init();
     /* libfcgi installs a handler of its own; a write to a closed connection must only fail. */
@@ -123,6 +132,7 @@ static int child_open(struct child *child, struct error *err)
 
 static void child_close(struct child *child)
 {
+    pending_free(child->pending);
     reply_link_close(&child->link);
     if (child->app.db)
         db_free(child->app.db);
@@ -132,22 +142,44 @@ static void child_close(struct child *child)
         close(child->signal_fd);
 }
 
+static void run_pending(struct child *child)
+{
+    unsigned dropped = pending_run(child->pending, clock_mono_ms());
+    if (dropped > 0)
+        log_warn(&child->app.log, "slow_answers_dropped", "count=%u held=%zu", dropped,
+                 pending_count(child->pending));
+}
+
 /* Waits; tells whether a connection may be there and whether the child is to end. */
 static int child_wait(struct child *child, bool *connection, bool *stop)
 {
-    struct epoll_event events[2];
+    struct epoll_event events[3];
     *connection = false;
     *stop = false;
-    int n = epoll_wait(child->epoll_fd, events, ARRAY_LEN(events), -1);
+    int timeout_ms = pending_count(child->pending) > 0 ? PENDING_LOOK_MS : -1;
+    int n = epoll_wait(child->epoll_fd, events, ARRAY_LEN(events), timeout_ms);
     if (n < 0)
         return errno == EINTR ? 0 : -1;
     for (int i = 0; i < n; i++) {
         if (events[i].data.fd == child->listen_fd)
             *connection = true;
-        else
+        else if (events[i].data.fd == child->signal_fd)
             *stop = true;
     }
+    run_pending(child);
     return 0;
+}
+
+/* Before the end: what slow clients have not taken yet, for no longer than a request may last. */
+static void finish_pending(struct child *child)
+{
+    int64_t deadline_ms = clock_mono_ms() + child->app.cfg->web_request_timeout;
+    while (pending_count(child->pending) > 0 && clock_mono_ms() < deadline_ms) {
+        struct pollfd poll_fd = {.fd = pending_fd(child->pending), .events = POLLIN};
+        if (poll(&poll_fd, 1, PENDING_LOOK_MS) < 0 && errno != EINTR)
+            return;
+        run_pending(child);
+    }
 }
 
 static enum accepted accept_in_slot(struct child *child, struct child_slot *slot)
@@ -166,26 +198,34 @@ static bool queue_is_closed(const struct child *child)
     return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP));
 }
 
+static bool has_served_its_share(const struct child *child, int64_t served)
+{
+    /* One that still holds answers serves on: its slot is not left empty for slow clients. */
+    return served >= child->app.cfg->web_max_requests && pending_count(child->pending) == 0;
+}
+
 static int child_loop(struct child *child, struct child_slot *slot)
 {
-    enum accepted accepted = ACCEPTED_NONE;
+    enum accepted accepted = ACCEPTED_REQUEST;
     int64_t served = 0;
     bool stop = false;
-    while (!stop && served < child->app.cfg->web_max_requests) {
+    while (!stop && accepted != ACCEPTED_CLOSED && !has_served_its_share(child, served)) {
         bool connection;
         if (child_wait(child, &connection, &stop) < 0)
             return 1;
         if (!connection)
             continue;
         accepted = accept_in_slot(child, slot);
+        if (accepted == ACCEPTED_FAILED)
+            return 1;
         if (accepted == ACCEPTED_REQUEST)
             served++;
-        else if (accepted != ACCEPTED_NONE)
-            return accepted == ACCEPTED_CLOSED ? 0 : 1;
     }
-    accepted = ACCEPTED_REQUEST;
+    if (accepted != ACCEPTED_CLOSED)
+        accepted = ACCEPTED_REQUEST;
     while (accepted == ACCEPTED_REQUEST && queue_is_closed(child))
         accepted = accept_in_slot(child, slot);
+    finish_pending(child);
     return accepted == ACCEPTED_FAILED ? 1 : 0;
 }
 

@@ -6,17 +6,21 @@
 #include "fcgi/reply.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/fcgi_record.h"
 #include "common/fdpass.h"
 
 /* A daemon that does not take a message for so long is taken for hung: the handler answers from
  * the row instead, and tries it again only after the pause. */
 #define SEND_TIMEOUT_MS 2000
 #define HUNG_PAUSE_MS 2000
+/* An empty socket takes so much without waiting (net.core.wmem_default is 208 KiB). */
+#define SURELY_TAKEN ((size_t)32 * 1024)
 
 void reply_link_init(struct reply_link *link, const char *path)
 {
@@ -30,8 +34,39 @@ void reply_link_close(struct reply_link *link)
     link->fd = -1;
 }
 
-void reply_write(FCGX_Request *request, const struct buf *answer)
+/* The request is no longer ours: its memory goes, and our copy of its connection. */
+static void let_go(FCGX_Request *request)
 {
+    FCGX_Detach(request);
+    FCGX_Free(request, 1);
+    request->ipcFd = -1;
+    FCGX_Attach(request);
+}
+
+/* True when the connection was taken over, whatever became of the answer. */
+static bool write_without_waiting(FCGX_Request *request, const struct buf *answer,
+                                  struct pending *pending)
+{
+    _cleanup_buf_ struct buf records = BUF_INIT(0);
+    uint16_t id = (uint16_t)request->requestId;
+    if (fcgi_record_stdout(&records, id, answer->data, answer->len) < 0 ||
+        fcgi_record_end(&records, id) < 0)
+        return false;
+    int fd = fcntl(request->ipcFd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    let_go(request);
+    pending_send(pending, fd, &records, clock_mono_ms());
+    return true;
+}
+
+void reply_write(FCGX_Request *request, const struct buf *answer, bool body_ended,
+                 struct pending *pending)
+{
+    /* libfcgi waits until all is written, and a web server that does not keep what its client is
+     * slow to take makes it wait. */
+    if (body_ended && answer->len > SURELY_TAKEN && write_without_waiting(request, answer, pending))
+        return;
     FCGX_PutStr(answer->data ? answer->data : "", (int)answer->len, request->out);
     /* A web server that asked to keep the connection would tie this process to it. */
     request->keepConnection = 0;
@@ -100,9 +135,6 @@ int reply_hand_over(struct reply_link *link, FCGX_Request *request, struct hando
         return -1;
     if (link_send_retry(link, data, (size_t)len, request->ipcFd, err) < 0)
         return -1;
-    FCGX_Detach(request);
-    FCGX_Free(request, 1);
-    request->ipcFd = -1;
-    FCGX_Attach(request);
+    let_go(request);
     return 0;
 }

@@ -7,11 +7,13 @@
 #define PADDOCK_FCGI_REPLY_H
 
 #include <fcgiapp.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/buf.h"
 #include "common/error.h"
 #include "common/handoff.h"
+#include "fcgi/pending.h"
 
 struct reply_link {
     const char *path;      /* the daemon's socket; borrowed */
@@ -22,8 +24,10 @@ struct reply_link {
 void reply_link_init(struct reply_link *link, const char *path);
 void reply_link_close(struct reply_link *link);
 
-/* Writes the answer and finishes the request; the connection is closed. */
-void reply_write(FCGX_Request *request, const struct buf *answer);
+/* Writes the answer and finishes the request; the connection is closed, at once or when a slow
+ * client has taken the answer (pending). body_ended: the request's input was read to its end. */
+void reply_write(FCGX_Request *request, const struct buf *answer, bool body_ended,
+                 struct pending *pending);
 
 /* Gives the request's connection to the daemon. The request's input must have been read to its
  * end. Returns 0 (the request is then no longer ours; *request is ready for the next), or -1 with
