@@ -25,6 +25,25 @@ static const char *variable(char *const *variables, const char *name)
     return NULL;
 }
 
+/* A header that came twice stands twice among the variables of some web servers (others join the
+ * two): what is decided on must have one value. */
+static bool is_single(char *const *variables, const char *name)
+{
+    size_t len = strlen(name);
+    unsigned count = 0;
+    for (; *variables; variables++)
+        count += strncmp(*variables, name, len) == 0 && (*variables)[len] == '=';
+    return count <= 1;
+}
+
+/* A header without a value is none (RFC 3875, section 4.1): some web servers pass it on, some not.
+ */
+static const char *credential(char *const *variables, const char *name)
+{
+    const char *value = variable(variables, name);
+    return value && *value ? value : NULL;
+}
+
 static bool has_control(const char *text)
 {
     for (; *text; text++) {
@@ -157,13 +176,21 @@ int request_parse(struct request *req, char *const *variables, struct error *err
     if (method)
         req->method = method;
     req->is_head = strcmp(req->method, "HEAD") == 0;
-    req->authorization = variable(variables, "HTTP_AUTHORIZATION");
-    req->api_key = variable(variables, "HTTP_X_API_KEY");
+    req->authorization = credential(variables, "HTTP_AUTHORIZATION");
+    req->api_key = credential(variables, "HTTP_X_API_KEY");
     req->idempotency_key = variable(variables, "HTTP_IDEMPOTENCY_KEY");
     req->prefer = variable(variables, "HTTP_PREFER");
     req->content_type = variable(variables, "CONTENT_TYPE");
     req->remote_addr = variable(variables, "REMOTE_ADDR");
 
+    static const char *const decisive[] = {
+        "REQUEST_METHOD",     "REQUEST_URI", "CONTENT_LENGTH", "CONTENT_TYPE",
+        "HTTP_AUTHORIZATION", "HTTP_PREFER", "HTTP_X_API_KEY", "HTTP_IDEMPOTENCY_KEY",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(decisive); i++) {
+        if (!is_single(variables, decisive[i]))
+            return error_set(err, ERR_MALFORMED, "a header is given twice");
+    }
     const char *length = variable(variables, "CONTENT_LENGTH");
     if (length && *length && text_parse_i64(length, 0, INT64_MAX, &req->content_length) < 0)
         return error_set(err, ERR_MALFORMED, "Content-Length is not a number of bytes");

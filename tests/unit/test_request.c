@@ -45,6 +45,48 @@ static void done(struct fixture *f)
         free(f->variables[i]);
 }
 
+START_TEST(a_credential_without_a_value_is_none)
+{
+    struct fixture f;
+
+    ck_assert_int_eq(parse(&f, "/a", "HTTP_AUTHORIZATION=", "HTTP_X_API_KEY=k"), 0);
+    ck_assert_ptr_null(f.req.authorization);
+    ck_assert_str_eq(f.req.api_key, "k");
+    done(&f);
+    ck_assert_int_eq(parse(&f, "/a", "HTTP_AUTHORIZATION=Bearer k", "HTTP_X_API_KEY="), 0);
+    ck_assert_str_eq(f.req.authorization, "Bearer k");
+    ck_assert_ptr_null(f.req.api_key);
+    done(&f);
+}
+END_TEST
+
+START_TEST(what_is_decided_on_comes_once)
+{
+    static const char *const pairs[][2] = {
+        {"HTTP_AUTHORIZATION=Bearer a", "HTTP_AUTHORIZATION=Bearer a"},
+        {"HTTP_X_API_KEY=a", "HTTP_X_API_KEY="},
+        {"HTTP_IDEMPOTENCY_KEY=a", "HTTP_IDEMPOTENCY_KEY=b"},
+        {"HTTP_PREFER=wait=1", "HTTP_PREFER=wait=2"},
+        {"CONTENT_LENGTH=1", "CONTENT_LENGTH=2"},
+        {"CONTENT_TYPE=application/json", "CONTENT_TYPE=text/plain"},
+        {"REQUEST_METHOD=POST", NULL},
+        {"REQUEST_URI=/b", NULL},
+    };
+    struct fixture f;
+
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        ck_assert_msg(parse(&f, "/a", pairs[i][0], pairs[i][1]) == -1, "took %s", pairs[i][0]);
+        ck_assert_int_eq(f.err.code, ERR_MALFORMED);
+        done(&f);
+    }
+    ck_assert_int_eq(parse(&f, "/a", "HTTP_ACCEPT=a", "HTTP_ACCEPT=b"), 0);
+    done(&f);
+    ck_assert_int_eq(parse(&f, "/a", "HTTP_PREFER=wait=1", "HTTP_PREFERENCE=x"), 0);
+    ck_assert_str_eq(f.req.prefer, "wait=1");
+    done(&f);
+}
+END_TEST
+
 START_TEST(path_is_decoded_once)
 {
     struct fixture f;
@@ -439,6 +481,8 @@ int main(void)
     Suite *suite = suite_create("request");
     TCase *tcase = tcase_create("request");
 
+    tcase_add_test(tcase, a_credential_without_a_value_is_none);
+    tcase_add_test(tcase, what_is_decided_on_comes_once);
     tcase_add_test(tcase, path_is_decoded_once);
     tcase_add_test(tcase, hostile_paths_are_refused);
     tcase_add_test(tcase, sizes_are_bounded);
