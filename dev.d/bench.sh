@@ -38,7 +38,8 @@ bench_node_modules() {
 
 do_bench() {
     local docker modules
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_CONF_EXTRA
+    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
+        PADDOCK_CONF_EXTRA
     ensure_packages wrk
     make_ready
     mkdir -p "$cache/log"

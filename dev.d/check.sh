@@ -94,11 +94,13 @@ script_checks() {
     fi
 }
 
+# The integration tests through one web server; tests/integration/conftest.py says which of them
+# run through each and which once.
 integration_tests() {
-    local report=$cache/log/integration.xml status=0 counts
-    say "integration tests"
+    local report=$cache/log/integration-$1.xml status=0 counts
+    say "integration tests through $1"
     rm -f "$report"
-    PADDOCK_DEV_READY=1 PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images \
+    PADDOCK_DEV_READY=1 PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_WEB=$1 \
         "$python" -m pytest -q -p no:cacheprovider --junitxml="$report" tests/integration ||
         status=$?
     counts=$("$python" - "$report" <<'PY'
@@ -122,7 +124,9 @@ PY
 }
 
 do_check() {
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_CONF_EXTRA
+    local name
+    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
+        PADDOCK_CONF_EXTRA
     ensure_packages "${check_packages[@]}"
     make_ready
     cd "$root" || exit
@@ -131,7 +135,9 @@ do_check() {
     check_one c_files_are_formatted format_check
     check_one cppcheck_finds_nothing cppcheck_check
     unit_tests unit_tests "$build"
-    integration_tests
+    for name in "${web_servers[@]}"; do
+        integration_tests "$name"
+    done
     fault_tests
     # What needs many minutes more: ./dev check --full
     if [[ ${1-} == --full ]]; then

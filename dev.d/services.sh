@@ -1,6 +1,6 @@
-# The running service: a private Postgres, paddockd, paddock-fcgi and lighttpd, in one folder and
-# on one loopback port. Sourced by ./dev. Every part has NAME.pid and NAME.log in the run folder;
-# `up` starts those that are not running, so it also mends what was killed.
+# The running service: a private Postgres, paddockd, paddock-fcgi and a web server (web.sh), in one
+# folder and on one loopback port. Sourced by ./dev. Every part has NAME.pid and NAME.log in the run
+# folder; `up` starts those that are not running, so it also mends what was killed.
 # shellcheck shell=bash
 
 # From /, since the user may not even look at the folder that ./dev was called in.
@@ -153,17 +153,6 @@ CONF
     rm "$run/generated.conf"
 }
 
-write_web_config() {
-    local script='' setting
-    for setting in 'bind "127.0.0.1"' "port $port" 'user "paddock"' 'group "paddock"' \
-        "pid_file \"$run/lighttpd.pid\"" "error_log \"$run/lighttpd.log\"" \
-        "spool_dir \"$run/spool\"" "document_root \"$run/www\"" \
-        "fcgi_socket \"$run/sock/fcgi.sock\""; do
-        script+="s|^var\\.${setting%% *} .*|var.${setting%% *} = ${setting#* }|;"
-    done
-    sed -E "$script" "$root/lighttpd/lighttpd.conf" >"$run/lighttpd.conf"
-}
-
 # --- The parts together ------------------------------------------------------------------
 
 paddock() {
@@ -200,10 +189,8 @@ start_part() {
     case $1 in
         postgres) postgres_up ;;
         paddockd | paddock-fcgi) start "$1" "$build/$1" --config "$run/paddock.conf" ;;
-        lighttpd)
-            /usr/sbin/lighttpd -f "$run/lighttpd.conf" >&2 8>&- || die "lighttpd did not start"
-            ;;
-        *) die "there is no part $1: postgres, paddockd, paddock-fcgi or lighttpd" ;;
+        "$web") start_web ;;
+        *) die "there is no part $1: postgres, paddockd, paddock-fcgi or $web" ;;
     esac
 }
 
@@ -221,7 +208,7 @@ do_up() {
     # Closed (8>&-) for what stays running, else the lock would stay too.
     exec 8>"$run/.lock"
     flock 8
-    if ! is_running paddockd "$build/paddockd" || ! is_running lighttpd /usr/sbin/lighttpd ||
+    if ! is_running paddockd "$build/paddockd" || ! web_is_up ||
         ! is_running paddock-fcgi "$build/paddock-fcgi" ||
         ! is_running postgres "$(postgres_bin)/postgres"; then
         say "starting in $run"
@@ -229,19 +216,12 @@ do_up() {
         postgres_up
         database_up
         install -d -m 0750 -o paddock -g paddock "$run/sock"
-        install -d -m 0700 -o paddock -g paddock "$run/spool"
-        mkdir -p "$run/www"
         if ! is_running paddockd "$build/paddockd"; then
             before=$(epochs)
             start_part paddockd
         fi
         is_running paddock-fcgi "$build/paddock-fcgi" || start_part paddock-fcgi
-        if ! is_running lighttpd /usr/sbin/lighttpd; then
-            write_web_config
-            touch "$run/lighttpd.log"
-            chown paddock:paddock "$run/lighttpd.log"
-            start_part lighttpd
-        fi
+        web_up
         await paddock-fcgi "$build/paddock-fcgi" 'answering' web_answers
         [[ -z ${before-} ]] ||
             await paddockd "$build/paddockd" 'taking work' daemon_registered "$before"
@@ -256,7 +236,7 @@ do_up() {
 do_down() {
     [[ -d $run ]] || return 0
     place_run_dir
-    stop lighttpd /usr/sbin/lighttpd
+    web_down
     stop paddock-fcgi "$build/paddock-fcgi"
     stop paddockd "$build/paddockd"
     postgres_down

@@ -2,7 +2,7 @@
 
 The plan (kinds and pauses) comes from the seed alone; which process of a kind is
 hit depends on what runs at that moment. What the service itself does not start
-again (paddockd's supervisor, the prefork manager, lighttpd, Postgres) is started
+again (paddockd's supervisor, the prefork manager, the web server, Postgres) is started
 by a ServiceManager, one part at a time, as systemd does with Restart=always.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 
-from harness import children, cmdline, processes_naming
+from harness import WEB, children, cmdline, processes_naming
 
 
 def is_alive(pid):
@@ -89,7 +89,7 @@ KILLED = {
     ),
     "handler": _handlers,
     "manager": _supervised("paddock-fcgi"),
-    "web": _supervised("lighttpd"),
+    "web": _supervised(WEB),
     "handlers_backend": lambda s: _backends(s, "application_name = 'paddock-fcgi'"),
     "mains_backend": lambda s: _backends(
         s, "application_name = 'paddockd' and query not like 'LISTEN%'"
@@ -112,7 +112,7 @@ _DATABASE = ("handlers_backend", "mains_backend", "listen_backend", "postgres")
 _SUPERVISED = {
     "supervisor": "paddockd",
     "manager": "paddock-fcgi",
-    "web": "lighttpd",
+    "web": WEB,
     "postgres": "postgres",
 }
 

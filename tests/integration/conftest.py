@@ -1,10 +1,34 @@
-"""Fixtures: a stack shared by the tests of a run, and logs printed with a failing test."""
+"""Fixtures: a stack shared by the tests of a run, and logs printed with a failing test.
+
+The suite runs once through each web server, which PADDOCK_WEB names. Two marks say what that is
+for. `any_web`: the web server is no part of what is proved (start refusals, the command line, the
+inside of a guest), so the test runs with lighttpd, the first, alone. `web("nginx", ...)`: it proves
+what only the named ones do. What has no mark runs through all of them.
+"""
 
 import pytest
 
-from harness import Stack
+from harness import WEB, Stack
 
 _stacks = []
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "any_web: runs through one web server only")
+    config.addinivalue_line("markers", "web(name, ...): runs through these web servers only")
+
+
+def runs_here(item):
+    only = item.get_closest_marker("web")
+    if item.get_closest_marker("any_web"):
+        return WEB == "lighttpd"
+    return only is None or WEB in only.args
+
+
+def pytest_collection_modifyitems(config, items):
+    others = [item for item in items if not runs_here(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if runs_here(item)]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The one harness of the integration tests.
 
-A Stack is the service as `./dev up` starts it - Postgres, lighttpd, handlers,
+A Stack is the service as `./dev up` starts it - Postgres, web server, handlers,
 daemon, gVisor guests - in a folder and on a port of its own. Tests speak to it
 as clients do, and look at the host where a client's view is not proof enough.
 """
@@ -21,6 +21,9 @@ import uuid
 TOP = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PADDOCK_BUILD_DIR", TOP / ".cache" / "build"))
 IMAGES = pathlib.Path(os.environ.get("PADDOCK_IMAGES_DIR", TOP / ".cache" / "images"))
+
+# The web server that all goes through: lighttpd, apache or nginx, as `./dev up` has it.
+WEB = os.environ.get("PADDOCK_WEB", "lighttpd")
 
 
 def free_port():
@@ -181,7 +184,7 @@ class Stack:
     # --- parts -------------------------------------------------------------------
 
     def pid(self, name):
-        """Process id of a part: paddockd (the supervisor), paddock-fcgi, lighttpd, postgres."""
+        """Process id of a part: paddockd (the supervisor), paddock-fcgi, postgres, or WEB."""
         return int((self.run_dir / f"{name}.pid").read_text().split()[0])
 
     def daemon_part(self, name):

@@ -5,7 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from harness import BUILD, IMAGES, TOP
+
+pytestmark = pytest.mark.any_web
 
 BENCHES = ["plain", "healthz", "get_sandbox", "handoff", "exec_true", "exec_shell", "no_process",
            "create_cold", "admission"]  # fmt: skip

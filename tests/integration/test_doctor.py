@@ -15,6 +15,8 @@ import pytest
 
 from harness import BUILD, TOP, free_port, wait_for
 
+pytestmark = pytest.mark.any_web
+
 HOST = ["user", "store", "kernel", "runsc", "cgroups", "images", "guest"]
 ALL = ["configuration", "database", "schema", *HOST, "paddockd", "handlers", "web server"]
 V1 = not pathlib.Path("/sys/fs/cgroup/cgroup.controllers").exists()

@@ -32,6 +32,7 @@ def test_a_bash_script_of_a_megabyte_runs(client, sandbox):
     assert result["stdout"] == "begin\nend\n", result
 
 
+@pytest.mark.any_web
 def test_a_javascript_module_runs_with_top_level_await(client):
     sandbox = client.create(template="node")
     try:
@@ -74,6 +75,7 @@ def test_environment_and_cwd(client):
         client.delete(sandbox)
 
 
+@pytest.mark.any_web
 @pytest.mark.parametrize(
     "cmd, code, signal",
     [
@@ -111,6 +113,7 @@ def test_output_beyond_the_limit_keeps_head_and_tail(client, sandbox):
     assert result["stdout"].startswith("1\n2\n") and result["stdout"].endswith("\n200000\n")
 
 
+@pytest.mark.any_web
 def test_a_hundred_megabytes_of_output_never_block_the_program(client, sandbox):
     result = client.exec(sandbox, "head -c 104857600 /dev/zero | tr '\\0' x; echo end")
     assert result["exitCode"] == 0 and result["bytes"]["stdout"] == 104857600 + 4
@@ -135,6 +138,7 @@ def test_multibyte_output_written_byte_by_byte_is_whole(client, sandbox):
     assert result["stdout"] == text and result["encoding"]["stdout"] == "utf-8"
 
 
+@pytest.mark.any_web
 def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(client, sandbox):
     code = (
         "import os, signal, sys, time\n"
@@ -162,6 +166,7 @@ def test_on_timeout_terminate_ends_the_sandbox(client):
     assert (final["state"], final["reason"]) == ("terminated", "execution_timeout")
 
 
+@pytest.mark.any_web
 def test_a_background_child_does_not_hold_the_execution_open(client, sandbox):
     result = client.exec(sandbox, "(sleep 300; echo late) & echo now")
     assert result["stdout"] == "now\n" and result["exitCode"] == 0
@@ -190,6 +195,7 @@ def test_fifty_executions_at_once_in_one_guest(client, sandbox):
     assert outs == [f"{n}\n" for n in range(50)]
 
 
+@pytest.mark.any_web
 def test_output_is_complete_before_the_end_five_hundred_times(client, sandbox):
     """64 KiB and exit at once: no byte may be lost."""
     code = "for i in $(seq 500); do head -c 65536 /dev/zero | wc -c; done | sort | uniq -c"

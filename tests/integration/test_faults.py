@@ -8,6 +8,8 @@ import threading
 import time
 import uuid
 
+import pytest
+
 from harness import cgroups_naming, children, processes_naming, wait_for
 
 
@@ -29,6 +31,7 @@ def works_again(client, seconds=90):
     client.delete(sandbox)
 
 
+@pytest.mark.any_web
 def test_the_keepers_death_ends_every_guest_whatever_the_guest_does(own_stack):
     stack = own_stack()
     client = stack.client
@@ -52,6 +55,7 @@ def test_the_keepers_death_ends_every_guest_whatever_the_guest_does(own_stack):
         assert cgroups_naming(sandbox["id"]) == []
 
 
+@pytest.mark.any_web
 def test_a_killed_sentry_is_a_crash_and_harms_no_other(client):
     victim, other = client.create(template="base"), client.create(template="base")
     running = client.request("POST", f"~/{victim['id']}/exec?wait=0", {"cmd": "sleep 100"}).expect(202)
@@ -75,6 +79,7 @@ def _cmdline(pid):
     return f" {cmdline(pid)} "
 
 
+@pytest.mark.any_web
 def test_a_smoke_guest_that_is_killed_is_no_reason_to_give_up(own_stack):
     stack = own_stack()
     stack.signal("paddockd", signal.SIGKILL)
@@ -155,6 +160,7 @@ def test_a_manager_is_replaced_while_a_handler_of_the_former_one_is_held_up(own_
     wait_for(lambda: not pathlib.Path(f"/proc/{held_up}/exe").exists(), "the former handler's end")
 
 
+@pytest.mark.any_web
 def test_postgres_restarts_under_work_without_losing_a_result(own_stack):
     stack = own_stack()
     client = stack.client
@@ -210,6 +216,7 @@ def test_what_was_acknowledged_survives_a_crash_of_postgres(own_stack):
         client.request("GET", f"{where}/{told}").expect(200)
 
 
+@pytest.mark.any_web
 def test_listen_backends_death_loses_no_work(own_stack):
     stack = own_stack()
     client = stack.client

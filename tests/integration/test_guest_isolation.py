@@ -5,7 +5,11 @@ import os
 import pathlib
 import secrets
 
+import pytest
+
 from harness import processes_naming
+
+pytestmark = pytest.mark.any_web
 
 PROBE = r"""
 import ctypes, errno, json, os, socket

@@ -1,4 +1,6 @@
-"""Hostile clients and hostile users of a guest (parts that are killed at random: tests/faults).
+"""Many clients at once and hostile users of a guest.
+
+Clients that break HTTP: test_web.py. Parts that are killed at random: tests/faults.
 
 What must hold, whatever they do: other clients and other guests go on, nothing
 grows, every answer is true, and what was acknowledged exists for ever.
@@ -9,7 +11,6 @@ import concurrent.futures
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -18,39 +19,7 @@ import uuid
 import pytest
 
 from harness import cgroups_naming, children, fd_count, processes_naming, rss_kib, wait_for
-
-
-def raw_request(client, method, path, body="", head=""):
-    """A request's bytes, with the client's token."""
-    path = f"/api/v1/projects/{client.project}/sandboxes{path}"
-    text = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n{head}"
-    if body:
-        text += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return f"{text}\r\n{body}".encode("latin-1")
-
-
-def connect(stack):
-    return socket.create_connection(("127.0.0.1", stack.port), timeout=30)
-
-
-def converse(stack, data):
-    """What comes back for these bytes until the server closes."""
-    with connect(stack) as s:
-        s.sendall(data)
-        out = b""
-        while True:
-            try:
-                more = s.recv(65536)
-            except ConnectionResetError:
-                break
-            if not more:
-                break
-            out += more
-    return out
-
-
-def status_of(answer):
-    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.") else None
+from raw_http import connect, raw_request
 
 
 class Witness:
@@ -85,135 +54,7 @@ class Witness:
         assert self.failures == [] and self.count > 0
 
 
-# --- requests -------------------------------------------------------------------------
-
-
-BODY = '{"cmd": "true"}'
-
-
-@pytest.mark.parametrize(
-    "head, body, status",
-    [
-        ("Content-Length: 15\r\nTransfer-Encoding: chunked\r\n", f"f\r\n{BODY}\r\n0\r\n\r\n", 400),
-        ("Transfer-Encoding: chunked\r\nContent-Length: 15\r\n", f"0\r\n\r\n{BODY}", 400),
-        ("Content-Length: 15\r\nContent-Length: 3\r\n", BODY, 400),
-        ("Content-Length: +15\r\n", BODY, 400),
-        ("Content-Length: -1\r\n", BODY, 400),
-        ("Content-Length: 15, 15\r\n", BODY, 400),
-        ("Content-Length: 18446744073709551631\r\n", BODY, 400),
-        ("Content-Length : 15\r\n", BODY, 400),
-        ("X: a\0b\r\nContent-Length: 15\r\n", BODY, 400),
-        (f"X: {'a' * 9000}\r\nContent-Length: 15\r\n", BODY, 431),
-        ("Authorization: Bearer pdk_x_y\r\nContent-Length: 15\r\n", BODY, 401),
-        ("X-API-Key: pdk_0000000000000000_0\r\nContent-Length: 15\r\n", BODY, 401),
-        ("X_API_Key: anything\r\nContent-Length: 15\r\n", BODY, 403),
-        ("Idempotency_Key: anything\r\nContent-Length: 15\r\n", BODY, 403),
-        ("Idempotency-Key: a\r\nIdempotency-Key: b\r\nContent-Length: 15\r\n", BODY, 400),
-        ("Prefer: wait=-1\r\nContent-Length: 15\r\n", BODY, 400),
-        ("Prefer: wait=301\r\nContent-Length: 15\r\n", BODY, 400),
-        ("Prefer: wait=99999999999999999999\r\nContent-Length: 15\r\n", BODY, 400),
-        ("Transfer-Encoding: chunked\r\n", f"f\r\n{BODY}\r\n0\r\n\r\n", 201),
-    ],
-)
-def test_a_request_that_can_be_read_in_two_ways_is_refused(stack, client, sandbox, head, body, status):
-    text = raw_request(client, "POST", f"/{sandbox['id']}/exec")[:-2].decode()
-    text += f"Content-Type: application/json\r\nConnection: close\r\n{head}\r\n{body}"
-    assert status_of(converse(stack, text.encode("latin-1"))) == status
-
-
-def test_a_token_in_a_trailer_opens_nothing(stack, client, sandbox):
-    text = (
-        f"GET /api/v1/projects/{client.project}/sandboxes HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        f"Transfer-Encoding: chunked\r\nTrailer: Authorization\r\n\r\n"
-        f"0\r\nAuthorization: Bearer {client.token}\r\n\r\n"
-    )
-    assert status_of(converse(stack, text.encode())) in (400, 401)
-
-
-def test_requests_in_one_packet_and_in_many_are_each_answered(stack, client, sandbox):
-    one = raw_request(client, "POST", f"/{sandbox['id']}/exec", BODY)
-    last = raw_request(client, "GET", f"/{sandbox['id']}", head="Connection: close\r\n")
-    out = converse(stack, one * 5 + last)
-    assert out.count(b"HTTP/1.1 201 ") == 5 and out.count(b"HTTP/1.1 200 ") == 1
-    with connect(stack) as s:
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(0, len(one), 7):
-            s.sendall(one[at : at + 7])
-        assert s.recv(65536).startswith(b"HTTP/1.1 201 ")
-
-
-def test_an_id_is_the_same_however_it_is_spelled(stack, client, sandbox):
-    sid = sandbox["id"]
-    for spelling, status in (
-        ("%30" + sid[1:], 200),
-        (sid.replace("-", "%2d"), 200),
-        (sid + "%00", 400),
-        (sid + "%2f", 400),
-        (sid + "/", 400),
-        ("../" + sid, 400),
-        (sid + "%2e%2e", 404),
-        (sid + ";a", 404),
-        ("%zz", 400),
-        (sid + "?wait=1&wait=2", 400),
-        (sid + "?wait=0x1", 400),
-        (sid + "?wait=%31", 200),
-        (sid + "?Wait=1", 400),
-    ):
-        answer = converse(stack, raw_request(client, "GET", f"/{spelling}", head="Connection: close\r\n"))
-        assert status_of(answer) == status, spelling
-
-
-def test_slow_senders_and_slow_readers_hold_up_nobody(stack, client, sandbox):
-    big = client.exec(sandbox, "head -c 70000 /dev/zero; head -c 70000 /dev/zero >&2")
-    read_big = raw_request(client, "GET", f"/{sandbox['id']}/executions/{big['id']}")
-    unfinished = raw_request(client, "POST", f"/{sandbox['id']}/exec", BODY)[:-3]
-    main = wait_for(lambda: stack.daemon_part("main"), "main")
-    before = rss_kib(main)
-    slow = []
-    try:
-        for _ in range(150):
-            reader = socket.socket()
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            reader.connect(("127.0.0.1", stack.port))
-            reader.sendall(read_big)
-            slow.append(reader)
-            for data in (unfinished, unfinished[:40]):
-                slow.append(connect(stack))
-                slow[-1].sendall(data)
-        # Each of them was waited for, a handler that it held would be missing for ever.
-        for _ in range(20):
-            assert client.run(sandbox, "echo quick") == "quick\n"
-    finally:
-        for s in slow:
-            s.close()
-    assert rss_kib(main) - before < 8 * 1024
-
-
-def test_a_thousand_that_leave_while_they_wait_leave_nothing(stack, client, sandbox):
-    main = wait_for(lambda: stack.daemon_part("main"), "main")
-    # All wait for one execution. lighttpd does not watch a client whose whole request was there
-    # when it was accepted; these send their bodies when they are told to.
-    body = '{"cmd": "sleep 600"}'
-    key = f"Idempotency-Key: {uuid.uuid4().hex}\r\nExpect: 100-continue\r\n"
-    data = raw_request(client, "POST", f"/{sandbox['id']}/exec?wait=200", body, key)
-    before, sizes = fd_count(main), []
-    for _ in range(10):
-        waiting = []
-        for _ in range(100):
-            waiting.append(connect(stack))
-            waiting[-1].sendall(data[: -len(body)])
-        for s in waiting:
-            assert s.recv(100).startswith(b"HTTP/1.1 100 ")
-            s.sendall(body.encode())
-        wait_for(lambda: fd_count(main) >= before + 100, "they wait")
-        for i, s in enumerate(waiting):
-            if i % 2:
-                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
-            s.close()
-        wait_for(lambda: fd_count(main) <= before + 20, "they are forgotten", 20)
-        sizes.append(rss_kib(main))
-    assert max(sizes[5:]) - max(sizes[:5]) < 512, sizes
-    assert client.run(sandbox, "echo fine") == "fine\n"
+# --- waits --------------------------------------------------------------------------
 
 
 def test_waits_that_nobody_wants_any_more_leave_other_tokens_their_room(own_stack):
@@ -371,6 +212,7 @@ FORK_BOMBS = {
 }
 
 
+@pytest.mark.any_web
 @pytest.mark.parametrize("name", FORK_BOMBS)
 def test_a_fork_bomb_stays_in_its_guest(client, name):
     pids, cmd = FORK_BOMBS[name]
@@ -389,6 +231,7 @@ def test_a_fork_bomb_stays_in_its_guest(client, name):
     assert processes_naming(sandbox["id"]) == [] and cgroups_naming(sandbox["id"]) == []
 
 
+@pytest.mark.any_web
 def test_every_file_system_full_at_the_least_memory_is_no_death(client):
     refused = client.request("POST", "~", {"template": "base", "memoryMb": 128}).expect(400)
     least = int(refused["detail"].split("it must be ")[1].split()[0])
@@ -409,6 +252,7 @@ def test_every_file_system_full_at_the_least_memory_is_no_death(client):
         client.delete(sandbox)
 
 
+@pytest.mark.any_web
 def test_the_end_of_a_memory_hog_is_told_as_oom(client):
     hogs = {
         "memfd": "import os\nf = os.memfd_create('x')\nwhile True: os.write(f, bytes(4 << 20))",
@@ -472,6 +316,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.any_web
 def test_root_in_a_namespace_of_its_own_reaches_nothing(client, sandbox):
     result = client.exec(sandbox, code=ROOT_OF_ITS_OWN, language="python", timeoutMs=30000)
     assert result["stdout"] == "uid 0\ndone\n", result
@@ -490,6 +335,7 @@ def test_arguments_and_environment_at_linux_s_limit(client, sandbox):
     assert run(131072).expect(400)["code"] == "limit_exceeded"
 
 
+@pytest.mark.any_web
 def test_many_streams_of_small_and_large_writes_at_once(stack, client, sandbox):
     main = wait_for(lambda: stack.daemon_part("main"), "main")
     before = rss_kib(main)
@@ -509,12 +355,14 @@ def test_many_streams_of_small_and_large_writes_at_once(stack, client, sandbox):
     assert rss_kib(main) - before < 24 * 1024
 
 
+@pytest.mark.any_web
 def test_stdout_closed_early_and_stdin_never_read(client, sandbox):
     assert client.exec(sandbox, "exec >&- 2>&-; sleep 0.5; exit 7")["exitCode"] == 7
     assert client.run(sandbox, "exec <&-; sleep 0.1; echo done", stdin="x" * 2000000) == "done\n"
     assert client.run(sandbox, "sleep 0.1; echo done", stdin="x" * 2000000) == "done\n"
 
 
+@pytest.mark.any_web
 def test_what_ignores_its_signals_or_stopped_itself_is_ended_in_time(client, sandbox):
     for cmd in (
         "trap '' TERM INT HUP; while :; do sleep 1; done",
@@ -527,6 +375,7 @@ def test_what_ignores_its_signals_or_stopped_itself_is_ended_in_time(client, san
     assert client.exec(sandbox, ["pgrep", "sleep"])["exitCode"] == 1
 
 
+@pytest.mark.any_web
 def test_hundreds_of_executions_grow_nothing(stack, client, sandbox):
     main = wait_for(lambda: stack.daemon_part("main"), "main")
     keeper = stack.daemon_part("keeper")
@@ -554,6 +403,7 @@ def test_hundreds_of_executions_grow_nothing(stack, client, sandbox):
     assert rss_now - rss < 1024, (rss, rss_now)
 
 
+@pytest.mark.any_web
 def test_sandbox_after_sandbox_leaves_the_host_as_it_was(stack, client):
     state = stack.run_dir / "state"
     main = wait_for(lambda: stack.daemon_part("main"), "main")

@@ -17,6 +17,8 @@ import pytest
 import hostile_init
 from harness import IMAGES, Stack, cgroups_naming, processes_naming, wait_for
 
+pytestmark = pytest.mark.any_web
+
 CONFIG = """
 [guest]
 images_dir = {images}

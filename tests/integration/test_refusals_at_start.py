@@ -10,6 +10,8 @@ import pytest
 
 from harness import BUILD, IMAGES
 
+pytestmark = pytest.mark.any_web
+
 
 @pytest.fixture
 def tmp_path():
