@@ -131,8 +131,11 @@ static void guest_say(const struct fake_guest *g, enum wire_type type, uint8_t c
     if (len > 0)
         memcpy(frame + WIRE_HEADER_SIZE, payload, len);
     ssize_t sent = send(g->fd, frame, WIRE_HEADER_SIZE + len, MSG_NOSIGNAL);
-    /* the daemon may have let go of the guest while this was on its way */
-    ck_assert(sent == (ssize_t)(WIRE_HEADER_SIZE + len) || (sent < 0 && errno == EPIPE));
+    /* The daemon may have let go of the guest while this was on its way, or before it had read all
+     * that was said. */
+    ck_assert_msg(sent == (ssize_t)(WIRE_HEADER_SIZE + len) ||
+                      (sent < 0 && (errno == EPIPE || errno == ECONNRESET)),
+                  "a guest's send: %zd, errno %d", sent, errno);
 }
 
 static void guest_say_u32(const struct fake_guest *g, enum wire_type type, uint32_t stream,
@@ -420,12 +423,14 @@ static void until_execution(struct fixture *f, const char *state)
 
 /* --- set-up -------------------------------------------------------------------------------- */
 
+/* Daemon, keeper, guests and the look at the database share this one thread, so the wait of a busy
+ * machine is everybody's: only the tests of a time-out shorten theirs. */
 static const char config_text[] = "[guest]\n"
                                   "templates = base node\n"
-                                  "provision_timeout = 1s\n"
+                                  "provision_timeout = 60s\n"
                                   "kill_grace = 0ms\n"
                                   "heartbeat = 100ms\n"
-                                  "heartbeat_timeout = 1s\n"
+                                  "heartbeat_timeout = 60s\n"
                                   "tmp_mb = 3\n"
                                   "shm_mb = 4\n"
                                   "[limits]\n"
@@ -705,6 +710,7 @@ START_TEST(provision_timeout)
     struct fixture *f = &fixture;
 
     f->script.mute = true;
+    f->config->guest_provision_timeout = 200;
     create(f, "3600", "null");
     assert_ended(f, "failed", "provision_timeout");
     ck_assert_int_eq(f->end_requests, 1);
@@ -854,6 +860,7 @@ START_TEST(a_guest_without_a_heartbeat)
     create_ready(f);
     run_until(f, pings_are, &three);
     f->script.no_pong = true;
+    f->config->guest_heartbeat_timeout = 200;
     assert_ended(f, "failed", "relay_lost");
 }
 END_TEST
