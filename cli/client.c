@@ -9,7 +9,7 @@
 
 #include "common/id.h"
 
-#define ANSWER_MAX (64u * 1024 * 1024)
+#define ANSWER_MAX (64u << 20)
 /* The service holds an answer for 300 s at most; the rest is for the way. */
 #define ANSWER_TIMEOUT_S 330L
 #define TRIES 3
@@ -79,14 +79,14 @@ static struct curl_slist *request_headers(const struct cli *cli, const char *met
     struct curl_slist *headers = NULL;
 
     if (cli->token != NULL) {
-        snprintf(line, sizeof(line), "Authorization: Bearer %s", cli->token);
+        (void)snprintf(line, sizeof(line), "Authorization: Bearer %s", cli->token);
         headers = curl_slist_append(headers, line);
     }
     headers = curl_slist_append(headers, "Content-Type: application/json");
     headers = curl_slist_append(headers, "Expect:");
     if (strcmp(method, "POST") == 0) {
         id_new(key);
-        snprintf(line, sizeof(line), "Idempotency-Key: %s", key);
+        (void)snprintf(line, sizeof(line), "Idempotency-Key: %s", key);
         headers = curl_slist_append(headers, line);
     }
     explicit_bzero(line, sizeof(line));

@@ -32,7 +32,10 @@ static int print_json(struct cli *cli, const struct config *config)
         return CLI_FAILED;
     }
     config_show(config, out, false);
-    fclose(out);
+    if (fclose(out) != 0) {
+        error_set(&cli->err, ERR_INTERNAL, "no memory");
+        return CLI_FAILED;
+    }
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char *value = strstr(line, " = ");
 

@@ -19,6 +19,7 @@
 #include "cli/probe.h"
 #include "common/fdpass.h"
 #include "common/json.h"
+#include "common/text.h"
 
 extern char **environ;
 

@@ -12,7 +12,7 @@
 #include "common/json.h"
 #include "common/text.h"
 
-#define FILE_MAX (16u * 1024 * 1024)
+#define FILE_MAX (16u << 20)
 
 static json_t *file_text(struct cli *cli, const char *path)
 {
@@ -56,8 +56,9 @@ static int set_file(struct cli *cli, const struct option_values *option, const c
 /* Decodes into out (at least len bytes); the bytes that padding stands for are not counted. */
 static size_t decode_base64(const char *text, size_t len, unsigned char *out)
 {
-    int got =
-        len <= FILE_MAX * 2 ? EVP_DecodeBlock(out, (const unsigned char *)text, (int)len) : -1;
+    int got = len <= (size_t)FILE_MAX * 2
+                  ? EVP_DecodeBlock(out, (const unsigned char *)text, (int)len)
+                  : -1;
 
     if (got < 0)
         return 0;
@@ -84,7 +85,7 @@ static void write_stream(const json_t *answer, const char *name, FILE *out)
         data = (const char *)decoded;
     }
     if (data != NULL)
-        fwrite(data, 1, len, out);
+        (void)fwrite(data, 1, len, out);
 }
 
 static int report(struct cli *cli, const json_t *answer)
@@ -97,15 +98,15 @@ static int report(struct cli *cli, const json_t *answer)
         output_object(cli, answer);
     } else {
         write_stream(answer, "stdout", stdout);
-        fflush(stdout);
+        (void)fflush(stdout);
         write_stream(answer, "stderr", stderr);
         if (error != NULL)
-            fprintf(stderr, "paddock: %s\n", error);
+            (void)fprintf(stderr, "paddock: %s\n", error);
     }
     if (json_is_integer(code))
         return (int)json_integer_value(code);
     if (!cli->json)
-        fprintf(stderr, "paddock: the execution is %s\n", state != NULL ? state : "unknown");
+        (void)fprintf(stderr, "paddock: the execution is %s\n", state != NULL ? state : "unknown");
     return CLI_EXEC_FAILED;
 }
 

@@ -70,7 +70,7 @@ int cmd_sandbox_create(struct cli *cli, int argc, char **argv)
     if (wait.count > 0) {
         if (text_parse_i64(wait.at[0], 0, 300, &seconds) != 0)
             return cli_usage(cli, "--wait wants seconds from 0 to 300");
-        snprintf(path, sizeof(path), "~?wait=%lld", (long long)seconds);
+        (void)snprintf(path, sizeof(path), "~?wait=%lld", (long long)seconds);
     }
     answer = client_request(cli, "POST", path, body);
     if (answer == NULL)

@@ -111,16 +111,17 @@ int cli_usage(const struct cli *cli, const char *fmt, ...)
     va_list args;
 
     va_start(args, fmt);
-    fputs("paddock: ", stderr);
-    vfprintf(stderr, fmt, args);
+    (void)fputs("paddock: ", stderr);
+    (void)vfprintf(stderr, fmt, args);
     va_end(args);
-    fprintf(stderr, "\nusage: paddock %s\n", cli->usage);
+    (void)fprintf(stderr, "\nusage: paddock %s\n", cli->usage);
     return CLI_USAGE;
 }
 
 static void print_help(FILE *out)
 {
-    fputs("usage: paddock [--config FILE] [--json] [--url URL] [--project P] COMMAND ...\n\n", out);
+    (void)fputs("usage: paddock [--config FILE] [--json] [--url URL] [--project P] COMMAND ...\n\n",
+                out);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         fprintf(out, "  %s%s%s %s\n      %s\n", commands[i].noun, commands[i].verb[0] ? " " : "",
                 commands[i].verb, commands[i].synopsis, commands[i].help);
@@ -209,12 +210,12 @@ static int run(struct cli *cli, int argc, char **argv)
     command = find_command(argc, argv, index, &words);
     if (command == NULL) {
         if (index < argc)
-            fprintf(stderr, "paddock: no such command; these are known:\n\n");
+            (void)fprintf(stderr, "paddock: no such command; these are known:\n\n");
         print_help(stderr);
         return CLI_USAGE;
     }
-    snprintf(usage, sizeof(usage), "%s%s%s %s", command->noun, command->verb[0] ? " " : "",
-             command->verb, command->synopsis);
+    (void)snprintf(usage, sizeof(usage), "%s%s%s %s", command->noun, command->verb[0] ? " " : "",
+                   command->verb, command->synopsis);
     cli->usage = usage;
     argc -= index + words;
     argv += index + words;
@@ -241,8 +242,8 @@ int main(int argc, char **argv)
     curl_global_init(CURL_GLOBAL_DEFAULT);
     status = run(&cli, argc, argv);
     if (error_is_set(&cli.err)) {
-        fprintf(stderr, "paddock: %s: %s%s%s\n", error_code_name(cli.err.code), cli.err.detail,
-                cli.err.field[0] ? "; field " : "", cli.err.field);
+        (void)fprintf(stderr, "paddock: %s: %s%s%s\n", error_code_name(cli.err.code),
+                      cli.err.detail, cli.err.field[0] ? "; field " : "", cli.err.field);
     }
     if (cli.db != NULL)
         db_free(cli.db);
@@ -250,7 +251,7 @@ int main(int argc, char **argv)
         config_free(cli.config);
     curl_global_cleanup();
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        fputs("paddock: writing to standard output failed\n", stderr);
+        (void)fputs("paddock: writing to standard output failed\n", stderr);
         return CLI_FAILED;
     }
     return status;

@@ -19,7 +19,7 @@
 
 /* Any constant will do, as long as every version of Paddock uses the same: "paddock" in ASCII. */
 #define LOCK_KEY "31629360713392491"
-#define MIGRATION_MAX (4u * 1024 * 1024)
+#define MIGRATION_MAX (4u << 20)
 #define MIGRATIONS_MAX 9999
 
 const char *migrate_folder(void)
@@ -146,7 +146,7 @@ static int check_not_newer(PGconn *conn, int count, struct error *err)
 
     if (newest == NULL)
         return -1;
-    if (atoi(PQgetvalue(newest, 0, 0)) > count)
+    if (text_parse_i64(PQgetvalue(newest, 0, 0), 0, count, &version) != 0)
         return error_set(err, ERR_CONFLICT,
                          "the database is at version %s, newer than this program's %d; install "
                          "the newer Paddock",

@@ -76,7 +76,7 @@ json_t *output_rows(const PGresult *res)
 static void print_json(const json_t *value)
 {
     json_dumpf(value, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
-    putchar('\n');
+    (void)putchar('\n');
 }
 
 /* Appends the text with control characters as \xNN. */

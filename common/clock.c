@@ -11,7 +11,7 @@ int64_t clock_mono_us(void)
 {
     struct timespec now = {0};
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000 + (int64_t)now.tv_nsec / 1000;
 }
 

@@ -57,7 +57,7 @@ static int at_line(const struct parser *parser, uint32_t line, struct error *err
 
 static void variable_name(const struct config_key *key, char *out, size_t size)
 {
-    snprintf(out, size, "PADDOCK_%s_%s", key->section, key->name);
+    (void)snprintf(out, size, "PADDOCK_%s_%s", key->section, key->name);
     for (char *p = out; *p; p++) {
         if (*p >= 'a' && *p <= 'z')
             *p = (char)(*p - 'a' + 'A');
@@ -242,9 +242,9 @@ static int refuse(const struct parser *parser, enum key_index index, struct erro
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(why, sizeof(why), fmt, args);
+    (void)vsnprintf(why, sizeof(why), fmt, args);
     va_end(args);
-    snprintf(field, sizeof(field), "%s.%s", keys[index].section, keys[index].name);
+    (void)snprintf(field, sizeof(field), "%s.%s", keys[index].section, keys[index].name);
     error_set_field(err, ERR_CONFIG, field, "%s", why);
     return at_key(parser, index, err);
 }
@@ -334,13 +334,13 @@ static void shorten(const char *name, char *out, size_t size)
     size_t len = strlen(name);
 
     if (len <= CONFIG_NAME_SHOWN) {
-        snprintf(out, size, "%s", name);
+        (void)snprintf(out, size, "%s", name);
         return;
     }
     const char *tail = name + len - CONFIG_NAME_SHOWN;
     while (((unsigned char)*tail & 0xc0) == 0x80)
         tail++;
-    snprintf(out, size, "…%s", tail);
+    (void)snprintf(out, size, "…%s", tail);
 }
 
 struct config *config_parse(const char *text, size_t len, const char *name, struct error *err)
@@ -429,26 +429,27 @@ void config_show(const struct config *cfg, FILE *out, bool with_help)
     char bounds[200];
 
     if (with_help)
-        fputs("# Each key may be set as PADDOCK_<SECTION>_<KEY> in the environment, which wins over"
-              " the file.\n\n",
-              out);
+        (void)fputs(
+            "# Each key may be set as PADDOCK_<SECTION>_<KEY> in the environment, which wins over"
+            " the file.\n\n",
+            out);
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const struct config_key *key = &keys[i];
         if (strcmp(section, key->section) != 0) {
-            fprintf(out, "%s[%s]\n", i > 0 ? "\n" : "", key->section);
+            (void)fprintf(out, "%s[%s]\n", i > 0 ? "\n" : "", key->section);
             section = key->section;
         } else if (with_help) {
-            fputc('\n', out);
+            (void)fputc('\n', out);
         }
         if (with_help) {
-            fprintf(out, "# %s\n# Default: %s", key->help, key->def);
+            (void)fprintf(out, "# %s\n# Default: %s", key->help, key->def);
             config_value_bounds(key, bounds, sizeof(bounds));
             if (key->type != CONFIG_ENUM) /* its help ends in the choices */
-                fprintf(out, "; %s", bounds);
-            fputc('\n', out);
+                (void)fprintf(out, "; %s", bounds);
+            (void)fputc('\n', out);
         }
-        fprintf(out, "%s = ", key->name);
+        (void)fprintf(out, "%s = ", key->name);
         config_value_write(cfg, key, out);
-        fputc('\n', out);
+        (void)fputc('\n', out);
     }
 }

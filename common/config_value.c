@@ -30,12 +30,12 @@ static const struct unit duration_units[] = {
 
 static char **string_field(struct config *cfg, const struct config_key *key)
 {
-    return (char **)(void *)((char *)cfg + key->offset);
+    return (char **)((char *)cfg + key->offset);
 }
 
 static int64_t *integer_field(struct config *cfg, const struct config_key *key)
 {
-    return (int64_t *)(void *)((char *)cfg + key->offset);
+    return (int64_t *)((char *)cfg + key->offset);
 }
 
 static const void *const_field(const struct config *cfg, const struct config_key *key)
@@ -52,9 +52,9 @@ static int refuse(const struct config_key *key, struct error *err, const char *f
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(why, sizeof(why), fmt, args);
+    (void)vsnprintf(why, sizeof(why), fmt, args);
     va_end(args);
-    snprintf(field, sizeof(field), "%s.%s", key->section, key->name);
+    (void)snprintf(field, sizeof(field), "%s.%s", key->section, key->name);
     return error_set_field(err, ERR_CONFIG, field, "%s %s", field, why);
 }
 
@@ -86,7 +86,7 @@ static void format_integer(enum config_type type, int64_t value, char *out, size
         i = type == CONFIG_DURATION ? 3 : count - 1;
     while (i + 1 < count && value % units[i].factor != 0)
         i++;
-    snprintf(out, size, "%" PRId64 "%s", value / units[i].factor, units[i].suffix);
+    (void)snprintf(out, size, "%" PRId64 "%s", value / units[i].factor, units[i].suffix);
 }
 
 /* Digits and a unit of the type. Returns 0, or -1 when it is not one or does not fit in 64 bits. */
@@ -122,17 +122,17 @@ void config_value_bounds(const struct config_key *key, char *out, size_t size)
 
     switch (key->type) {
     case CONFIG_BOOL:
-        snprintf(out, size, "yes or no");
+        (void)snprintf(out, size, "yes or no");
         return;
     case CONFIG_ENUM: {
         const char *list = strrchr(key->help, '(');
-        snprintf(out, size, "%s", list ? list : "");
+        (void)snprintf(out, size, "%s", list ? list : "");
         return;
     }
     case CONFIG_STRING:
     case CONFIG_PATH:
     case CONFIG_NAMES:
-        snprintf(out, size, "of %" PRId64 " to %" PRId64 " bytes", key->min, key->max);
+        (void)snprintf(out, size, "of %" PRId64 " to %" PRId64 " bytes", key->min, key->max);
         return;
     case CONFIG_INT:
     case CONFIG_BYTES:
@@ -141,7 +141,7 @@ void config_value_bounds(const struct config_key *key, char *out, size_t size)
     }
     format_integer(key->type, key->min, min, sizeof(min));
     format_integer(key->type, key->max, max, sizeof(max));
-    snprintf(out, size, "from %s to %s", min, max);
+    (void)snprintf(out, size, "from %s to %s", min, max);
 }
 
 static int set_integer(struct config *cfg, const struct config_key *key, const char *text,
@@ -171,7 +171,7 @@ static int set_bool(struct config *cfg, const struct config_key *key, const char
 
     if (!yes && strcmp(text, "no") != 0)
         return refuse(key, err, "must be yes or no; it is \"%.60s\"", text);
-    *(bool *)(void *)((char *)cfg + key->offset) = yes;
+    *(bool *)((char *)cfg + key->offset) = yes;
     return 0;
 }
 
@@ -395,16 +395,16 @@ static void write_masked(const char *text, FILE *out)
     _cleanup_free_ bool *secret = calloc(len + 1, sizeof(*secret));
 
     if (!secret || (!is_uri && !mark_pairs(text, secret))) {
-        fputs(MASK, out);
+        (void)fputs(MASK, out);
         return;
     }
     if (is_uri)
         mark_uri(text, (size_t)(scheme + 3 - text), len, secret);
     for (size_t i = 0; i < len; i++) {
         if (!secret[i])
-            fputc(text[i], out);
+            (void)fputc(text[i], out);
         else if (i == 0 || !secret[i - 1])
-            fputs(MASK, out);
+            (void)fputs(MASK, out);
     }
 }
 
@@ -422,17 +422,17 @@ void config_value_write(const struct config *cfg, const struct config_key *key, 
         if (strcmp(key->name, "dsn") == 0)
             write_masked(text, out);
         else
-            fputs(text, out);
+            (void)fputs(text, out);
         return;
     }
     case CONFIG_BOOL:
-        fputs(*(const bool *)field ? "yes" : "no", out);
+        (void)fputs(*(const bool *)field ? "yes" : "no", out);
         return;
     case CONFIG_INT:
     case CONFIG_BYTES:
     case CONFIG_DURATION:
         format_integer(key->type, *(const int64_t *)field, number, sizeof(number));
-        fputs(number, out);
+        (void)fputs(number, out);
         return;
     }
 }

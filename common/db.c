@@ -73,7 +73,7 @@ static int set_unavailable(struct error *err, const char *what, const PGconn *co
     char reason[300] = "";
 
     if (conn)
-        snprintf(reason, sizeof(reason), ": %s", PQerrorMessage(conn));
+        (void)snprintf(reason, sizeof(reason), ": %s", PQerrorMessage(conn));
     for (char *p = reason; *p; p++) {
         if (*p == '\n')
             *p = p[1] ? ' ' : '\0';
@@ -120,10 +120,11 @@ static PGconn *open_connection(const struct db *db, struct error *err)
     buf_printf(&options, "-c statement_timeout=%jd -c bytea_output=hex",
                (intmax_t)db->statement_timeout_ms);
     /* libpq counts in seconds and takes 0 for "no limit" */
-    snprintf(connect_timeout, sizeof(connect_timeout), "%jd",
-             (intmax_t)(db->connect_timeout_ms / 1000 + (db->connect_timeout_ms % 1000 != 0)));
-    snprintf(tcp_timeout, sizeof(tcp_timeout), "%jd",
-             (intmax_t)(db->statement_timeout_ms + TCP_TIMEOUT_EXTRA_MS));
+    (void)snprintf(
+        connect_timeout, sizeof(connect_timeout), "%jd",
+        (intmax_t)(db->connect_timeout_ms / 1000 + (db->connect_timeout_ms % 1000 != 0)));
+    (void)snprintf(tcp_timeout, sizeof(tcp_timeout), "%jd",
+                   (intmax_t)(db->statement_timeout_ms + TCP_TIMEOUT_EXTRA_MS));
 
     /* What stands before dbname is a default, what stands behind it is in force. */
     const char *const keywords[] = {

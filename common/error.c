@@ -157,7 +157,7 @@ int error_prefix(struct error *err, const char *fmt, ...)
     va_start(args, fmt);
     format_cut(context, sizeof(context), fmt, args);
     va_end(args);
-    snprintf(detail, sizeof(detail), "%s: %s", context, err->detail);
+    (void)snprintf(detail, sizeof(detail), "%s: %s", context, err->detail);
     copy_cut(err->detail, sizeof(err->detail), detail);
     errno = saved_errno;
     return -1;

@@ -68,7 +68,7 @@ static void scan_path(const struct scan *scan, char path[PATH_SIZE])
         char index[32];
 
         if (!frame->is_object) {
-            snprintf(index, sizeof(index), "[%zu]", frame->index);
+            (void)snprintf(index, sizeof(index), "[%zu]", frame->index);
             path_add(path, index, strlen(index));
         } else if (frame->has_key) {
             if (path[0] != '\0')
@@ -303,13 +303,14 @@ static int refuse_grammar(struct scan *scan, const json_error_t *jerr)
 static int check_text(const char *text, size_t len, const struct json_limits *limits,
                       struct error *err)
 {
+    static const char blanks[] = {' ', '\t', '\r', '\n'};
     size_t first = 0;
     size_t valid;
 
     if (len > limits->bytes)
         return error_set(err, ERR_TOO_LARGE, "%zu bytes of JSON where at most %zu are accepted",
                          len, limits->bytes);
-    while (first < len && memchr(" \t\r\n", text[first], 4))
+    while (first < len && memchr(blanks, text[first], sizeof(blanks)))
         first++;
     if (first == len)
         return error_set(err, ERR_INVALID_JSON, "a JSON object is wanted, and there is nothing");

@@ -81,7 +81,7 @@ static void record_escaped(struct record *record, const char *text, bool word)
             escape[1] = *p;
             record_raw(record, escape, 2);
         } else if (byte < 0x20 || byte >= 0x7f || (word && byte == ' ')) {
-            snprintf(escape, sizeof(escape), "\\x%02x", (unsigned)byte);
+            (void)snprintf(escape, sizeof(escape), "\\x%02x", (unsigned)byte);
             record_raw(record, escape, 4);
         } else {
             record_raw(record, p, 1);
@@ -99,10 +99,10 @@ static void record_begin(struct record *record, const struct log *log, enum log_
 
     record->len = 0;
     record->cut = false;
-    clock_gettime(CLOCK_REALTIME, &now);
-    gmtime_r(&now.tv_sec, &utc);
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    (void)gmtime_r(&now.tv_sec, &utc);
     size_t len = strftime(text, sizeof(text), "ts=%Y-%m-%dT%H:%M:%S", &utc);
-    snprintf(text + len, sizeof(text) - len, ".%03ldZ level=", now.tv_nsec / 1000000);
+    (void)snprintf(text + len, sizeof(text) - len, ".%03ldZ level=", now.tv_nsec / 1000000);
     record_str(record, text);
 
     bool coloured = isatty(log->fd) == 1;
@@ -114,7 +114,7 @@ static void record_begin(struct record *record, const struct log *log, enum log_
 
     record_str(record, " prog=");
     record_escaped(record, log->program ? log->program : "unknown", true);
-    snprintf(text, sizeof(text), " pid=%ld", (long)getpid());
+    (void)snprintf(text, sizeof(text), " pid=%ld", (long)getpid());
     record_str(record, text);
     if (log->request_id[0]) {
         char request_id[sizeof(log->request_id) + 1] = "";
@@ -192,7 +192,7 @@ void log_error_value(const struct log *log, enum log_level level, const char *ev
     }
     if (err->errno_value != 0) {
         char text[32];
-        snprintf(text, sizeof(text), " errno=%d", err->errno_value);
+        (void)snprintf(text, sizeof(text), " errno=%d", err->errno_value);
         record_str(&record, text);
     }
     record_str(&record, " detail=\"");

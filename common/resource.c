@@ -153,11 +153,11 @@ static void put_signal(struct reader *r)
     }
     abbrev = number > 0 && number < NSIG ? sigabbrev_np((int)number) : NULL;
     if (abbrev)
-        snprintf(name, sizeof(name), "SIG%s", abbrev);
+        (void)snprintf(name, sizeof(name), "SIG%s", abbrev);
     else if (number >= SIGRTMIN && number <= SIGRTMAX)
-        snprintf(name, sizeof(name), "SIGRTMIN+%jd", (intmax_t)(number - SIGRTMIN));
+        (void)snprintf(name, sizeof(name), "SIGRTMIN+%jd", (intmax_t)(number - SIGRTMIN));
     else
-        snprintf(name, sizeof(name), "SIG%jd", (intmax_t)number);
+        (void)snprintf(name, sizeof(name), "SIG%jd", (intmax_t)number);
     put(r, "signal", json_string(name));
 }
 
@@ -192,10 +192,10 @@ static void read_output(struct reader *r, struct output *out)
     }
     PQfreemem(bytes);
 
-    snprintf(name, sizeof(name), "%s_bytes", out->name);
+    (void)snprintf(name, sizeof(name), "%s_bytes", out->name);
     if (!read_int(r, name, &out->total) || out->total < (int64_t)out->kept)
         r->bad = true;
-    snprintf(name, sizeof(name), "%s_omitted_at", out->name);
+    (void)snprintf(name, sizeof(name), "%s_omitted_at", out->name);
     if (!read_int(r, name, &out->omitted_at))
         out->omitted_at = -1;
 }

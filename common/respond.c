@@ -150,7 +150,7 @@ static json_t *problem_body(const struct error *err, const char *request_id)
     char type[128];
     json_t *body;
 
-    snprintf(type, sizeof(type), PROBLEM_TYPE_PREFIX "%s", name);
+    (void)snprintf(type, sizeof(type), PROBLEM_TYPE_PREFIX "%s", name);
     body = json_pack("{s:s, s:s, s:i, s:o*, s:s}", "type", type, "title",
                      error_code_title(err->code), "status", error_code_status(err->code), "detail",
                      err->detail[0] ? safe_string(err->detail) : NULL, "code", name);
@@ -176,10 +176,11 @@ int respond_problem(struct buf *out, const struct error *err, const struct answe
     make_public(err, &shown);
     status = error_code_status(shown.code);
     if (shown.retry_after_ms > 0)
-        snprintf(more, sizeof(more), "Retry-After: %jd\r\n",
-                 (intmax_t)(shown.retry_after_ms / 1000 + (shown.retry_after_ms % 1000 != 0)));
+        (void)snprintf(
+            more, sizeof(more), "Retry-After: %jd\r\n",
+            (intmax_t)(shown.retry_after_ms / 1000 + (shown.retry_after_ms % 1000 != 0)));
     else if (status == 401)
-        snprintf(more, sizeof(more), "WWW-Authenticate: Bearer\r\n");
+        (void)snprintf(more, sizeof(more), "WWW-Authenticate: Bearer\r\n");
     body = problem_body(&shown, meta->request_id);
     return put_answer(out, status, meta, "application/problem+json", more, body);
 }

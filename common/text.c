@@ -114,7 +114,7 @@ char *text_base64(const void *data, size_t len)
         unsigned group = (unsigned)in[at] << 16 | (two ? (unsigned)in[at + 1] << 8 : 0);
         *to++ = alphabet[group >> 18];
         *to++ = alphabet[group >> 12 & 63];
-        *to++ = two ? alphabet[group >> 6 & 63] : '=';
+        *to++ = (char)(two ? alphabet[group >> 6 & 63] : '=');
         *to++ = '=';
     }
     *to = '\0';

@@ -55,8 +55,8 @@ int token_new(char text[TOKEN_TEXT_LEN + 1], struct token *token, struct error *
     if (random_bytes(id, sizeof(id), err) < 0 || random_bytes(secret, sizeof(secret), err) < 0)
         return -1;
     text_hex(id, sizeof(id), token->id);
-    memcpy(text, TOKEN_PREFIX, TOKEN_PREFIX_LEN);
-    memcpy(text + TOKEN_PREFIX_LEN, token->id, TOKEN_ID_LEN);
+    memcpy(text, TOKEN_PREFIX, TOKEN_PREFIX_LEN + 1);
+    text_hex(id, sizeof(id), text + TOKEN_PREFIX_LEN);
     text[TOKEN_PREFIX_LEN + TOKEN_ID_LEN] = '_';
     char *secret_text = text + TOKEN_PREFIX_LEN + TOKEN_ID_LEN + 1;
     text_hex(secret, sizeof(secret), secret_text);

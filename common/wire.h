@@ -29,7 +29,7 @@
 #define WIRE_OVERS_MAX 256u
 /* An execution's spec: argv, environment and script together. Linux itself allows 2 MiB of argv
  * and env on the default stack limit (execve(2)); the script may be as long again and more. */
-#define WIRE_SPEC_MAX (16u * 1024 * 1024)
+#define WIRE_SPEC_MAX (16u << 20)
 /* One argument or NAME=value string, with its NUL: MAX_ARG_STRLEN of Linux (execve(2)). */
 #define WIRE_ARG_MAX 131072u
 

@@ -17,7 +17,7 @@
 #include "daemon/loop.h"
 
 /* Bytes a guest may send on an output channel before it is granted more. */
-#define CHANNEL_WINDOW (256u * 1024)
+#define CHANNEL_WINDOW (256u << 10)
 
 struct channel;
 struct channel_stream;

@@ -224,8 +224,8 @@ static PGconn *connect_start(const struct dbconn_target *target)
         values[n++] = defaults[i].value;
     }
     const char *given = target_value(target, "options");
-    snprintf(server_options, sizeof(server_options), "%s -c statement_timeout=%lld",
-             given ? given : "", (long long)target->statement_timeout_ms);
+    (void)snprintf(server_options, sizeof(server_options), "%s -c statement_timeout=%lld",
+                   given ? given : "", (long long)target->statement_timeout_ms);
     keywords[n] = "options";
     values[n++] = server_options;
     keywords[n] = values[n] = NULL;

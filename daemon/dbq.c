@@ -186,7 +186,7 @@ void dbq_set_timeouts(struct dbq *dbq, int64_t connect_ms, int64_t statement_ms)
 void dbq_listen(struct dbq *dbq, const char *channel, dbq_notify_cb on_notify,
                 dbq_ready_cb on_ready, void *arg)
 {
-    snprintf(dbq->channel, sizeof(dbq->channel), "%s", channel);
+    (void)snprintf(dbq->channel, sizeof(dbq->channel), "%s", channel);
     dbq->on_notify = on_notify;
     dbq->on_ready = on_ready;
     dbq->listen_arg = arg;
@@ -488,7 +488,7 @@ static bool take_error(struct dbq *dbq, const PGresult *res)
         return false;
     }
     if (!dbq->sqlstate[0])
-        snprintf(dbq->sqlstate, sizeof(dbq->sqlstate), "%s", sqlstate);
+        (void)snprintf(dbq->sqlstate, sizeof(dbq->sqlstate), "%s", sqlstate);
     return true;
 }
 
@@ -609,7 +609,7 @@ static void listener_up(void *arg)
     int sent = 0;
     /* An identifier cannot be a parameter, so this one is not in the table of statements. */
     if (channel) {
-        snprintf(command, sizeof(command), "LISTEN %s", channel);
+        (void)snprintf(command, sizeof(command), "LISTEN %s", channel);
         sent = PQsendQuery(pg, command);
     }
     PQfreemem(channel);

@@ -148,7 +148,7 @@ static const char *number(char out[24], int64_t value, int64_t none)
 {
     if (value == none)
         return NULL;
-    snprintf(out, 24, "%lld", (long long)value);
+    (void)snprintf(out, 24, "%lld", (long long)value);
     return out;
 }
 

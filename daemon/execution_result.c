@@ -78,16 +78,16 @@ void execution_result_failed(enum wire_step step, int errno_value, struct execut
     if (step == WIRE_STEP_EXEC)
         result->exit_code = errno_value == ENOENT ? 127 : 126;
     if (why)
-        snprintf(result->error, sizeof(result->error), "%s: %s", step_text(step), why);
+        (void)snprintf(result->error, sizeof(result->error), "%s: %s", step_text(step), why);
     else
-        snprintf(result->error, sizeof(result->error), "%s: error %d", step_text(step),
-                 errno_value);
+        (void)snprintf(result->error, sizeof(result->error), "%s: error %d", step_text(step),
+                       errno_value);
 }
 
 void execution_result_refused(const char *text, struct execution_result *result)
 {
     clear(result, EXECUTION_FAILED);
-    snprintf(result->error, sizeof(result->error), "%s", text);
+    (void)snprintf(result->error, sizeof(result->error), "%s", text);
 }
 
 void execution_result_lost(const char *text, struct execution_result *result)

@@ -13,7 +13,7 @@
 /* Largest row by configuration: code, stdin and argv at their bounds, every byte as \u00XX. */
 #define SPEC_JSON_MAX ((size_t)192 * 1024 * 1024)
 /* argv and env members; a handler's request has JSON_DEFAULT_ELEMENTS at most. */
-#define SPEC_ELEMENTS_MAX (2u * JSON_DEFAULT_ELEMENTS)
+#define SPEC_ELEMENTS_MAX ((size_t)2 * JSON_DEFAULT_ELEMENTS)
 #define SPEC_CODE_MAX ((size_t)16 * 1024 * 1024)
 #define SPEC_INPUT_MAX ((size_t)16 * 1024 * 1024)
 #define SPEC_PATH_MAX 4095u /* PATH_MAX of Linux, without the NUL */

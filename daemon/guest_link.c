@@ -131,7 +131,7 @@ void guest_link_end(struct guest_link *guest, const char *reason)
 {
     if (!advance(guest, ENDING))
         return;
-    snprintf(guest->asked, sizeof(guest->asked), "%s", reason);
+    (void)snprintf(guest->asked, sizeof(guest->asked), "%s", reason);
     ask_keeper(guest);
     drop_channel(guest);
 }

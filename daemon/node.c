@@ -80,8 +80,8 @@ struct node *node_new(struct daemon *d, const char *facts_json, struct error *er
         error_set(err, ERR_SYSTEM, "out of memory");
         return NULL;
     }
-    snprintf(node->number, sizeof(node->number), "%" PRId64, d->config->node_number);
-    snprintf(channel, sizeof(channel), "paddock_%s", node->number);
+    (void)snprintf(node->number, sizeof(node->number), "%" PRId64, d->config->node_number);
+    (void)snprintf(channel, sizeof(channel), "paddock_%s", node->number);
     dbq_listen(d->db, channel, notified, database_ready, node);
     return node;
 }
@@ -231,7 +231,7 @@ static void registration_done(const PGresult *res, const struct error *err, void
         log_error_value(&d->log, LOG_ERROR, "registration_failed", &no_epoch);
         return;
     }
-    snprintf(node->epoch, sizeof(node->epoch), "%" PRId64, epoch);
+    (void)snprintf(node->epoch, sizeof(node->epoch), "%" PRId64, epoch);
     node->registered = true;
     log_info(&d->log, "node_registered", "node=%s epoch=%s", node->number, node->epoch);
     if (node->closed) {

@@ -57,7 +57,7 @@ struct run {
 
 static struct run *run_of(struct daemon *d)
 {
-    return (struct run *)(void *)d;
+    return (struct run *)d;
 }
 
 static void committed(void *arg)
@@ -296,7 +296,7 @@ int daemon_run(const struct config *config, int keeper_sock, int parent_sock,
     if (log_level_parse(config->log_level, &run.d.log.level) < 0)
         run.d.log.level = LOG_INFO;
     /* A peer that is gone shows as EPIPE; no write may end the daemon. */
-    signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGPIPE, SIG_IGN);
 
     int exit_code;
     if (build(&run, keeper_sock, parent_sock, facts_json, err) == 0) {

@@ -167,7 +167,7 @@ void sandbox_end_row(struct sandbox *s, const char *reason)
     loop_timer_disarm(s->ttl_timer);
     loop_timer_disarm(s->idle_timer);
     loop_timer_disarm(s->retry_timer);
-    snprintf(s->end_reason, sizeof(s->end_reason), "%s", reason);
+    (void)snprintf(s->end_reason, sizeof(s->end_reason), "%s", reason);
     send_end(s);
 }
 

@@ -104,8 +104,8 @@ static int child_open(struct child *child, struct error *err)
     sigaddset(&mask, SIGINT);
     if (sigprocmask(SIG_SETMASK, &mask, NULL) < 0)
         return error_set_errno(err, "cannot block signals");
-    signal(SIGHUP, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);
+    (void)signal(SIGHUP, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL);
     child->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     child->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (child->signal_fd < 0 || child->epoll_fd < 0 ||
@@ -124,7 +124,7 @@ static int child_open(struct child *child, struct error *err)
     reply_link_init(&child->link, cfg->daemon_handoff_socket);
     int rc = FCGX_Init();
     /* libfcgi installs a handler of its own; a write to a closed connection must only fail. */
-    signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGPIPE, SIG_IGN);
     if (rc != 0 || FCGX_InitRequest(&child->request, child->listen_fd, 0) != 0)
         return error_set(err, ERR_INTERNAL, "libfcgi cannot be set up");
     return 0;

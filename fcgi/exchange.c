@@ -76,7 +76,7 @@ void exchange_run(struct exchange *x, struct app *app, char *const *variables,
 {
     *x = (struct exchange){.app = app, .started_ms = clock_mono_ms(), .out.max = ANSWER_MAX};
     id_new(x->request_id);
-    snprintf(app->log.request_id, sizeof(app->log.request_id), "%s", x->request_id);
+    (void)snprintf(app->log.request_id, sizeof(app->log.request_id), "%s", x->request_id);
 
     struct error err = ERROR_INIT;
     if (run_stages(x, variables, read_fn, arg, &err) < 0)
@@ -168,8 +168,8 @@ static int answer_row(struct exchange *x, const PGresult *row, bool over, struct
 static void mark_handoff(struct exchange *x)
 {
     struct handoff *msg = &x->handoff;
-    snprintf(msg->request_id, sizeof(msg->request_id), "%s", x->request_id);
-    snprintf(msg->token_id, sizeof(msg->token_id), "%s", x->auth.token_id);
+    (void)snprintf(msg->request_id, sizeof(msg->request_id), "%s", x->request_id);
+    (void)snprintf(msg->token_id, sizeof(msg->token_id), "%s", x->auth.token_id);
     msg->head_only = x->req.is_head;
     x->wants_handoff = true;
 }
@@ -209,8 +209,8 @@ void exchange_answer_from_row(struct exchange *x)
 void exchange_location(const struct exchange *x, const char *sandbox, const char *execution,
                        char *out, size_t size)
 {
-    snprintf(out, size, "/api/v1/projects/%s/sandboxes/%s%s%s", x->auth.project, sandbox,
-             execution ? "/executions/" : "", execution ? execution : "");
+    (void)snprintf(out, size, "/api/v1/projects/%s/sandboxes/%s%s%s", x->auth.project, sandbox,
+                   execution ? "/executions/" : "", execution ? execution : "");
 }
 
 char *exchange_who(const struct exchange *x, struct error *err)

@@ -177,8 +177,9 @@ int exec_request_resolve_cwd(const char *path, char *out, size_t size)
         path += strspn(path, "/");
         size_t part = strcspn(path, "/");
         if (part == 2 && strncmp(path, "..", 2) == 0) {
-            while (len > 0 && out[--len] != '/') {
-            }
+            while (len > 0 && out[len - 1] != '/')
+                len--;
+            len -= len > 0;
         } else if (part > 0 && !(part == 1 && *path == '.')) {
             if (len + 1 + part >= size)
                 return -1;

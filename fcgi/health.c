@@ -87,7 +87,7 @@ int health_full(struct exchange *x, struct error *err)
     char version[32];
     if (server_version(x, &number, err) < 0)
         return -1;
-    snprintf(version, sizeof(version), "%d.%d", (int)(number / 10000), (int)(number % 10000));
+    (void)snprintf(version, sizeof(version), "%d.%d", (int)(number / 10000), (int)(number % 10000));
     _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_HEALTH_NODES, NULL, err);
     if (!res)
         return -1;

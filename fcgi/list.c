@@ -255,11 +255,11 @@ void list_query_free(struct list_query *query)
 void list_page_params(const struct list_query *query, int64_t rows, struct list_page_params *out)
 {
     *out = (struct list_page_params){0};
-    snprintf(out->rows_text, sizeof(out->rows_text), "%" PRId64, rows + 1);
+    (void)snprintf(out->rows_text, sizeof(out->rows_text), "%" PRId64, rows + 1);
     out->rows = out->rows_text;
     if (!query->has_cursor)
         return;
-    snprintf(out->cursor_us_text, sizeof(out->cursor_us_text), "%" PRId64, query->cursor_us);
+    (void)snprintf(out->cursor_us_text, sizeof(out->cursor_us_text), "%" PRId64, query->cursor_us);
     out->cursor_us = out->cursor_us_text;
     out->cursor_id = query->cursor_id;
 }

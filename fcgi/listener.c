@@ -65,7 +65,7 @@ static int refuse_second(const char *path, struct error *err)
 static int take_lock(const char *path, struct error *err)
 {
     char lock_path[256];
-    snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
+    (void)snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
     _cleanup_close_ int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return error_set_errno(err,
@@ -116,7 +116,7 @@ static int bind_new(const char *path, unsigned mode, struct error *err)
 {
     char fresh[256];
     struct sockaddr_un address;
-    snprintf(fresh, sizeof(fresh), "%s.new", path);
+    (void)snprintf(fresh, sizeof(fresh), "%s.new", path);
     if (set_address(&address, fresh, err) < 0)
         return -1;
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

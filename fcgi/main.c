@@ -20,16 +20,16 @@
 
 static void print_help(FILE *out)
 {
-    fputs("usage: paddock-fcgi [--config FILE]\n"
-          "Serves Paddock's REST interface by FastCGI on a Unix socket (web.socket).\n\n"
-          "  --config FILE  configuration (default " CONFIG_DEFAULT_PATH ")\n"
-          "  --help         this text\n"
-          "  --version      the version\n\n"
-          "Signals: SIGTERM finishes the requests in hand and ends; SIGHUP reloads the\n"
-          "configuration and the program without losing a request.\n"
-          "Exit status: 0 ended as told, 1 could not start, 2 wrong usage.\n\n"
-          "Routes:\n",
-          out);
+    (void)fputs("usage: paddock-fcgi [--config FILE]\n"
+                "Serves Paddock's REST interface by FastCGI on a Unix socket (web.socket).\n\n"
+                "  --config FILE  configuration (default " CONFIG_DEFAULT_PATH ")\n"
+                "  --help         this text\n"
+                "  --version      the version\n\n"
+                "Signals: SIGTERM finishes the requests in hand and ends; SIGHUP reloads the\n"
+                "configuration and the program without losing a request.\n"
+                "Exit status: 0 ended as told, 1 could not start, 2 wrong usage.\n\n"
+                "Routes:\n",
+                out);
     route_print(out);
 }
 
@@ -51,12 +51,13 @@ static int parse_options(int argc, char **argv, const char **config_path)
             puts("paddock-fcgi " PADDOCK_VERSION);
             return 0;
         } else {
-            fputs("paddock-fcgi: see --help\n", stderr);
+            (void)fputs("paddock-fcgi: see --help\n", stderr);
             return EXIT_USAGE;
         }
     }
     if (optind < argc) {
-        fprintf(stderr, "paddock-fcgi: unexpected argument \"%s\"; see --help\n", argv[optind]);
+        (void)fprintf(stderr, "paddock-fcgi: unexpected argument \"%s\"; see --help\n",
+                      argv[optind]);
         return EXIT_USAGE;
     }
     return -1;

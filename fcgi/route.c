@@ -95,8 +95,8 @@ static bool method_matches(const char *method, const struct request *req)
 static void allow_add(char *allow, const char *method)
 {
     size_t len = strlen(allow);
-    snprintf(allow + len, ROUTE_ALLOW_SIZE - len, "%s%s%s", len ? ", " : "", method,
-             strcmp(method, "GET") == 0 ? ", HEAD" : "");
+    (void)snprintf(allow + len, ROUTE_ALLOW_SIZE - len, "%s%s%s", len ? ", " : "", method,
+                   strcmp(method, "GET") == 0 ? ", HEAD" : "");
 }
 
 static unsigned variable_count(const char *template)
@@ -161,6 +161,6 @@ const struct route *route_at(size_t index)
 void route_print(FILE *out)
 {
     for (size_t i = 0; i < ARRAY_LEN(routes); i++)
-        fprintf(out, "  %-6s %s\n         %s\n", routes[i].method, routes[i].template,
-                routes[i].help);
+        (void)fprintf(out, "  %-6s %s\n         %s\n", routes[i].method, routes[i].template,
+                      routes[i].help);
 }

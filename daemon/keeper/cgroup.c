@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "common/id.h"
+#include "common/text.h"
 #include "daemon/keeper/cgroup_driver.h"
 
 /* Followed by the pid, so that a check beside a running daemon has its own. */
@@ -449,16 +450,19 @@ int cgroup_prove(const struct cgroup *cg, struct error *err)
 static void kill_listed(const char *dir)
 {
     char path[CGROUP_PATH_MAX + 64];
+    char line[32];
     FILE *procs;
-    int pid;
+    int64_t pid;
 
     (void)snprintf(path, sizeof(path), "%s/cgroup.procs", dir);
     procs = fopen(path, "re");
     if (!procs)
         return;
-    while (fscanf(procs, "%d", &pid) == 1)
-        if (pid > 1 && pid != getpid())
-            (void)kill(pid, SIGKILL);
+    while (fgets(line, sizeof(line), procs)) {
+        line[strcspn(line, "\n")] = '\0';
+        if (text_parse_i64(line, 2, INT32_MAX, &pid) == 0 && pid != getpid())
+            (void)kill((pid_t)pid, SIGKILL);
+    }
     (void)fclose(procs);
 }
 

@@ -276,7 +276,7 @@ void runsc_forget(const char *state_dir, const char *id)
 static void append_text(char *out, size_t size, size_t *used, const char *text, size_t len)
 {
     for (size_t i = 0; i < len && *used < size - 1; i++)
-        out[(*used)++] = text[i] >= ' ' && text[i] <= '~' ? text[i] : '?';
+        out[(*used)++] = (char)(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?');
     out[*used] = '\0';
 }
 

@@ -13,7 +13,7 @@
 #include "common/cleanup.h"
 #include "guestimg/init/init.h"
 
-#define ENVIRONMENT_MAX_BYTES (1024u * 1024)
+#define ENVIRONMENT_MAX_BYTES (1u << 20)
 #define IMAGE_FILE_MAX_BYTES 65536u
 
 bool environ_is_assignment(const char *text, size_t len)

@@ -23,8 +23,8 @@
 #include "common/wire.h"
 
 /* Specs that were announced and have not reached their supervisor yet, in all. */
-#define INIT_SPECS_MAX_BYTES (4u * WIRE_SPEC_MAX)
-#define INIT_STDIN_WINDOW_BYTES (256u * 1024)
+#define INIT_SPECS_MAX_BYTES ((size_t)4 * WIRE_SPEC_MAX)
+#define INIT_STDIN_WINDOW_BYTES (256u << 10)
 #define INIT_LEFTOVERS_MAX 256u
 /* Executions that were begun and are refused a second time; a power of two. */
 #define INIT_SEEN_MAX 4096u

@@ -73,7 +73,7 @@ static pid_t parent_of(int proc_fd, const char *pid_name)
     size_t name_len = strlen(pid_name);
     if (name_len > 16)
         return -1;
-    memcpy(path, pid_name, name_len);
+    memcpy(path, pid_name, name_len + 1);
     memcpy(path + name_len, "/stat", sizeof("/stat"));
     _cleanup_close_ int fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -118,7 +118,8 @@ struct freeze {
 /* From a process that has this user's ids alone, so that it reaches no supervisor. */
 static void signal_all_of_user(uid_t uid, int signal_number)
 {
-    pid_t pid = vfork();
+    /* The one address space is what makes a child cheap; it calls nothing but the kernel. */
+    pid_t pid = vfork(); /* NOLINT(bugprone-unsafe-functions) */
     if (pid == 0) {
         if (setresuid(uid, uid, uid) == 0)
             (void)kill(-1, signal_number);

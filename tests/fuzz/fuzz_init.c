@@ -6,7 +6,7 @@
  * formed. However that goes: frames to the host are well-formed, output stays
  * within the credit, and a stream ends once, by FAILED or EXIT.
  */
-#include "guestimg/init/session.c" /* its turn, frame by frame; everything else is linked */
+#include "guestimg/init/session.c" /* NOLINT(bugprone-suspicious-include): its turn */
 
 #include "tests/fuzz/fuzz.h"
 

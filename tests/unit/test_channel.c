@@ -464,7 +464,7 @@ START_TEST(output_beyond_many_windows)
 
     make_ready();
     id = running_stream(-1);
-    while (sent < 64u * CHANNEL_WINDOW) {
+    while (sent < (size_t)64 * CHANNEL_WINDOW) {
         size_t len = credit < 60000 ? credit : 60000;
 
         if (len > 0) {
@@ -613,7 +613,8 @@ START_TEST(a_stalled_reader)
         turn();
         ck_assert(!channel_ping(channel));
     }
-    ck_assert_uint_le(channel_outgoing_bytes(channel), MAX_STREAMS * ((1u << 20) + (1u << 16)));
+    ck_assert_uint_le(channel_outgoing_bytes(channel),
+                      (size_t)MAX_STREAMS * ((1u << 20) + (1u << 16)));
     ck_assert_int_eq(seen.ended, 0);
     ck_assert_int_eq(seen.pong, 0);
 }

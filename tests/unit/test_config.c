@@ -347,8 +347,8 @@ START_TEST(a_long_file_name_leaves_room_for_the_reason)
     char name[4000];
     struct error err = ERROR_INIT;
 
-    for (size_t i = 0; i < sizeof(name); i += 2)
-        memcpy(name + i, "é", 2);
+    for (size_t i = 0; i < sizeof(name); i++)
+        name[i] = "é"[i % 2];
     memcpy(name + sizeof(name) - 9, "end.conf", 9);
     static const char text[] = "[guest]\ncpus = 77\n";
     _cleanup_config_ struct config *cfg = config_parse(text, strlen(text), name, &err);

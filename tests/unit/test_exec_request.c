@@ -230,9 +230,9 @@ static char *repeat(const char *before, const char *unit, size_t count, const ch
     char *text = malloc(before_len + unit_len * count + strlen(after) + 1);
 
     ck_assert_ptr_nonnull(text);
-    memcpy(text, before, before_len);
+    memcpy(text, before, before_len + 1);
     for (size_t i = 0; i < count; i++)
-        memcpy(text + before_len + i * unit_len, unit, unit_len);
+        memcpy(text + before_len + i * unit_len, unit, unit_len + 1);
     memcpy(text + before_len + unit_len * count, after, strlen(after) + 1);
     return text;
 }

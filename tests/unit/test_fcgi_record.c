@@ -5,7 +5,7 @@
 
 #include "common/fcgi_record.h"
 
-#define CONTENT_MAX 65528u
+#define CONTENT_MAX ((size_t)65528)
 
 START_TEST(a_short_answer_is_exact)
 {

@@ -340,7 +340,7 @@ START_TEST(stdin_that_nobody_reads_is_dropped)
     size_t done = 0;
     await_output(1, &o, "closed\n");
     window = INIT_STDIN_WINDOW_BYTES; /* granted before STARTED */
-    while (done < 4u * INIT_STDIN_WINDOW_BYTES) {
+    while (done < (size_t)4 * INIT_STDIN_WINDOW_BYTES) {
         if (window >= sizeof(zeros)) {
             send_frame(WIRE_DATA, WIRE_STDIN, 1, zeros, sizeof(zeros));
             window -= sizeof(zeros);

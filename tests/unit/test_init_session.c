@@ -378,7 +378,7 @@ static void flood_stdin(void)
 {
     static uint8_t bytes[WIRE_FRAME_MAX];
     wire_header(bytes, WIRE_DATA, WIRE_STDIN, 1);
-    for (size_t sent = 0; sent <= 3u * INIT_STDIN_WINDOW_BYTES; sent += WIRE_PAYLOAD_MAX) {
+    for (size_t sent = 0; sent <= (size_t)3 * INIT_STDIN_WINDOW_BYTES; sent += WIRE_PAYLOAD_MAX) {
         if (send(guest.sock, bytes, sizeof(bytes), MSG_NOSIGNAL) < 0)
             return;
     }

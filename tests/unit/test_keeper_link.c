@@ -30,7 +30,7 @@ struct fixture {
 
 static void on_report(struct daemon *d, const struct keeper_report *report, int fd)
 {
-    struct fixture *f = (struct fixture *)(void *)d;
+    struct fixture *f = (struct fixture *)d;
     ck_assert_int_eq(f->lost, 0);
     f->last = *report;
     if (fd >= 0) {
@@ -43,7 +43,7 @@ static void on_report(struct daemon *d, const struct keeper_report *report, int 
 
 static void on_lost(struct daemon *d)
 {
-    struct fixture *f = (struct fixture *)(void *)d;
+    struct fixture *f = (struct fixture *)d;
     f->lost++;
     loop_stop(d->loop);
 }

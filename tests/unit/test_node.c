@@ -76,7 +76,7 @@ void sandboxes_adopt_held(struct sandboxes *all)
 
 static void on_registered(struct daemon *d)
 {
-    struct fixture *f = (struct fixture *)(void *)d;
+    struct fixture *f = (struct fixture *)d;
     f->registered++;
     loop_stop(d->loop);
 }

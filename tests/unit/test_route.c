@@ -118,7 +118,7 @@ START_TEST(unknown_paths)
         "/healthzz",
         "/health",
         "/api/v1/projects/p/sandboxes/" ID "/executions/" EID "/x",
-        "/sandbox/p/" ID "/nothing",
+        "/sandbox/p/" ID "/nothing", /* NOLINT(bugprone-suspicious-missing-comma) */
         /* as many segments as a request may have, after the short name is spelt out */
         "/sandbox/p/a/b/c/d/e/f/g/h/i/j/k/l/m/n",
     };

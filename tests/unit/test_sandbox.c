@@ -442,12 +442,12 @@ static const char config_text[] = "[guest]\n"
 
 static void on_registered(struct daemon *d)
 {
-    ((struct fixture *)(void *)d)->registered = true;
+    ((struct fixture *)d)->registered = true;
 }
 
 static void on_empty(struct daemon *d)
 {
-    ((struct fixture *)(void *)d)->empty = true;
+    ((struct fixture *)d)->empty = true;
 }
 
 static void on_idle(void *arg)
@@ -457,7 +457,7 @@ static void on_idle(void *arg)
 
 static void on_lost(struct daemon *d)
 {
-    ((struct fixture *)(void *)d)->keeper_lost = true;
+    ((struct fixture *)d)->keeper_lost = true;
 }
 
 static void setup(void)
