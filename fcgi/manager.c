@@ -23,6 +23,7 @@
 
 #include "common/buf.h"
 #include "common/clock.h"
+#include "common/leave.h"
 #include "common/text.h"
 #include "fcgi/child.h"
 #include "fcgi/listener.h"
@@ -72,7 +73,7 @@ static _Noreturn void become_child(struct manager *m, unsigned index, pid_t pare
         _exit(1);
     close(m->signal_fd);
     close(m->listener.lock_fd);
-    _exit(child_run(m->cfg, &m->log, m->listener.fd, &m->slots[index]));
+    leave_process(child_run(m->cfg, &m->log, m->listener.fd, &m->slots[index]));
 }
 
 static void spawn(struct manager *m, unsigned index, int64_t now)

@@ -22,6 +22,7 @@
 #include "common/clock.h"
 #include "common/fdpass.h"
 #include "common/id.h"
+#include "common/leave.h"
 #include "daemon/keeper/bundle.h"
 #include "daemon/keeper/keeper.h"
 #include "daemon/keeper/protocol.h"

@@ -75,6 +75,11 @@ def sandbox(client):
 def pytest_runtest_makereport(item, call):
     outcome = yield
     report = outcome.get_result()
+    # Some come at a process's end, and so with the test that ends its service.
+    found = take_sanitizer_reports() if call.when == "teardown" else []
+    if found:
+        report.outcome = "failed"
+        report.longrepr = "\n\n".join(["a sanitizer reported:", *found])
     if report.failed:
         for one in _stacks:
             report.sections.append((f"logs of {one.dir}", one.logs()))

@@ -256,6 +256,29 @@ class Stack:
         raise AssertionError("no dsn in the configuration")
 
 
+# --- programs built with sanitizers ---------------------------------------------------
+
+# A folder that anyone may write: ./dev check names it when BUILD has sanitizers, and tells them to
+# put their reports there. conftest.py fails the test that a report comes up in.
+SANITIZER_REPORTS = os.environ.get("PADDOCK_SANITIZER_REPORTS")
+
+
+def take_sanitizer_reports():
+    """The text of each report since the last call."""
+    if not SANITIZER_REPORTS:
+        return []
+    reports = []
+    for path in sorted(pathlib.Path(SANITIZER_REPORTS).iterdir()):
+        reports.append(f"{path.name}\n{path.read_text(errors='replace')}")
+        path.unlink()
+    return reports
+
+
+def growth(before_kib, now_kib):
+    """Growth of memory in use. A sanitizer keeps what was freed; there, leaks are found at exit."""
+    return 0 if SANITIZER_REPORTS else now_kib - before_kib
+
+
 # --- looking at the host -----------------------------------------------------------
 
 
