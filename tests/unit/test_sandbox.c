@@ -1352,7 +1352,7 @@ int main(void)
 
     tcase_add_checked_fixture(tc, db_fixture_reset, NULL);
     tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 90);
+    tcase_set_timeout(tc, 300); /* a guard; a busy machine takes its time */
     add_tests(tc);
     suite_add_tcase(suite, tc);
     return db_fixture_run(suite);
