@@ -3,11 +3,21 @@
 
 passed=0 failed=0
 
-# A check that passes or fails as a whole: NAME COMMAND... (in a subshell: it may die)
-check_one() {
-    local name=$1 log=$cache/log/$1.log
+# Runs COMMAND..., which counts for itself, and says how long that took: NAME COMMAND...
+timed() {
+    local name=$1 started=$SECONDS before=$failed verdict=passed
     shift
     say "$name"
+    "$@"
+    ((failed == before)) || verdict=FAILED
+    say "$name: $verdict after $((SECONDS - started)) s"
+}
+
+# A check that passes or fails as a whole: NAME COMMAND... (in a subshell: it may die)
+check_one() { timed "$1" count_one "$@"; }
+count_one() {
+    local name=$1 log=$cache/log/$1.log
+    shift
     if ("$@") >"$log" 2>&1; then
         passed=$((passed + 1))
     else
@@ -17,14 +27,14 @@ check_one() {
     fi
 }
 
-# `make check` in a build folder; the name stands for it in what is printed.
-unit_tests() {
+# Unit tests in a build folder, by a target of make: NAME FOLDER TARGET [WORD...]
+unit_tests() { timed "$1" count_unit_tests "$@"; }
+count_unit_tests() {
     local name=$1 folder=$2 result status=0 before=$failed
     local log=$cache/log/$name.log
-    say "$name"
     find "$folder" -name '*.trs' -delete
-    PADDOCK_IMAGES_DIR=$images PADDOCK_TEST_IMAGES=$images \
-        make -s -k -C "$folder" -j"$(nproc)" check >"$log" 2>&1 || status=$?
+    PADDOCK_IMAGES_DIR=$images make -s -k -C "$folder" -j"$(nproc)" "${@:3}" >"$log" 2>&1 ||
+        status=$?
     while IFS= read -r result; do
         case $result in
             PASS | XFAIL) passed=$((passed + 1)) ;;
@@ -59,50 +69,26 @@ cppcheck_check() {
         cli common daemon fcgi guestimg
 }
 
-# Everything, tests included, without a warning of clang's.
-clang_build() {
-    configure_tree "$cache/log/clang-configure.log" "$cache/build-clang" --enable-werror CC=clang &&
-        make -s -C "$cache/build-clang" -j"$(nproc)" all &&
-        make -s -C "$cache/build-clang" -j"$(nproc)" check TESTS=
-}
-
-# The unit tests and the fuzz corpora once more, under AddressSanitizer and UBSan.
-sanitizer_tests() {
-    configure_tree "$cache/log/asan-configure.log" "$cache/build-asan" --enable-werror \
-        --enable-sanitizers
-    unit_tests unit_tests_under_sanitizers "$cache/build-asan"
-}
-
-# Needs what unit_tests built.
-cgroup_v2_test() {
-    PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_CACHE_DIR=$cache tests/vm/cgroup-v2
-}
-
-script_checks() {
+script_check() {
     local file
     local -a scripts=()
-    say "scripts"
     while IFS= read -r -d '' file; do
         ! head -n 1 "$file" | grep -aEq '^#!/bin/(ba)?sh' || scripts+=("$file")
     done < <(find . \( -path ./.cache -o -path ./.git -o -name 'build*' -type d \) -prune \
         -o -type f ! -name 'configure*' -size -200k -print0)
     # -a: what ./dev sources is checked with it.
-    if shellcheck -x -a "${scripts[@]}"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-    fi
+    shellcheck -x -a "${scripts[@]}"
 }
 
-# The integration tests through one web server; tests/integration/conftest.py says which of them
-# run through each and which once.
-integration_tests() {
-    local report=$cache/log/integration-$1.xml status=0 counts
-    say "integration tests through $1"
+# Through one web server; tests/integration/conftest.py says which tests run through each and which
+# once: NAME SERVER [WORD of pytest...]; $build and $images say what is tested.
+integration_tests() { timed "$1" count_integration_tests "$@"; }
+count_integration_tests() {
+    local report=$cache/log/$1.xml status=0 counts
     rm -f "$report"
-    PADDOCK_DEV_READY=1 PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_WEB=$1 \
-        "$python" -m pytest -q -p no:cacheprovider --junitxml="$report" tests/integration ||
-        status=$?
+    PADDOCK_DEV_READY=1 PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_WEB=$2 \
+        "$python" -m pytest -q -p no:cacheprovider --junitxml="$report" tests/integration \
+        "${@:3}" || status=$?
     counts=$("$python" - "$report" <<'PY'
 import sys
 import xml.etree.ElementTree as tree
@@ -123,28 +109,27 @@ PY
     ((status == 0 || ${counts#* } > 0)) || failed=$((failed + 1))
 }
 
+# ./dev check [--full]
 do_check() {
-    local name
+    local started=$SECONDS name
+    [[ $# -eq 0 || $* == --full ]] || die "usage: ./dev check [--full]"
     unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
         PADDOCK_CONF_EXTRA
     ensure_packages "${check_packages[@]}"
+    [[ $# -eq 0 ]] || ensure_packages "${full_check_packages[@]}" "${arm64_packages[@]}"
     make_ready
     cd "$root" || exit
     export PYTHONDONTWRITEBYTECODE=1
-    script_checks
+    check_one shellcheck_finds_nothing script_check
     check_one c_files_are_formatted format_check
     check_one cppcheck_finds_nothing cppcheck_check
-    unit_tests unit_tests "$build"
+    unit_tests unit_tests "$build" check
     for name in "${web_servers[@]}"; do
-        integration_tests "$name"
+        integration_tests "integration_tests_through_$name" "$name"
     done
-    fault_tests
-    # What needs many minutes more: ./dev check --full
-    if [[ ${1-} == --full ]]; then
-        check_one guests_limits_hold_on_a_cgroup_v2_kernel cgroup_v2_test
-        sanitizer_tests
-        check_one clang_builds_without_a_warning clang_build
-    fi
+    timed faults fault_tests
+    [[ $# -eq 0 ]] || full_checks
+    say "all checks: $((SECONDS - started)) s"
     printf '%d passed, %d failed\n' "$passed" "$failed"
     ((failed == 0))
 }

@@ -16,7 +16,6 @@ do_faults() {
 # For ./dev check: two seeds that are always the same, and one that is not. Adds to its counts.
 fault_tests() {
     local log=$cache/log/faults.log sum
-    say "faults"
     run_faults 1 2 --random 1 >"$log" 2>&1 || true
     sum=$(tail -n 1 "$log")
     if [[ $sum =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then

@@ -76,6 +76,14 @@ ensure_packages() {
     fi
 }
 
+# Prints the URI of Debian's archive in this machine's apt configuration.
+debian_archive() {
+    # apt's own placeholders, not the shell's.
+    # shellcheck disable=SC2016
+    apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
+        awk -F'|' '$1 == "Debian" && $2 == "Debian" && !n++ { print $3 }'
+}
+
 # Fetches the good runsc from bookworm-backports into folder $1, through apt settings of its own:
 # the machine's sources stay as they are.
 fetch_backport() {
@@ -83,10 +91,7 @@ fetch_backport() {
     local -a own=(-o Dir::Etc::SourceList="$1/sources.list" -o Dir::Etc::SourceParts=-
         -o Dir::State::Lists="$1/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
         -o APT::Sandbox::User=root)
-    # apt's own placeholders, not the shell's.
-    # shellcheck disable=SC2016
-    uri=$(apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
-        awk -F'|' '$1 == "Debian" && $2 == "Debian" && !n++ { print $3 }')
+    uri=$(debian_archive)
     [[ -n $uri ]] || return 1
     mkdir -p "$folder/lists/partial"
     printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \

@@ -640,7 +640,6 @@ static void add_ready_tests(Suite *suite)
         a_stalled_reader_stalls_only_its_stream,
         output_waits_for_credit_after_the_end,
         background_child_holds_stdout,
-        leftover_pipes_are_bounded,
         scripts,
         script_is_removed_when_it_cannot_start,
         script_needs_a_workspace_its_user_may_write,
@@ -656,12 +655,24 @@ static void add_ready_tests(Suite *suite)
     suite_add_tcase(suite, ready);
 }
 
+/* Hundreds of processes that live on; emulated machines leave it out (CK_EXCLUDE_TAGS). */
+static void add_load_tests(Suite *suite)
+{
+    TCase *load = tcase_create("load");
+    tcase_set_timeout(load, 120);
+    tcase_set_tags(load, "load");
+    tcase_add_checked_fixture(load, setup, teardown);
+    tcase_add_test(load, leftover_pipes_are_bounded);
+    suite_add_tcase(suite, load);
+}
+
 int main(void)
 {
     if (geteuid() != 0)
         return 1; /* it gives up privileges, so it needs some */
     Suite *suite = suite_create("init");
     add_ready_tests(suite);
+    add_load_tests(suite);
     TCase *pure = tcase_create("pure");
     tcase_add_test(pure, later_entries_win_whatever_their_order);
     suite_add_tcase(suite, pure);
