@@ -143,6 +143,7 @@ static int check_not_newer(PGconn *conn, int count, struct error *err)
 {
     _cleanup_pgresult_ PGresult *newest =
         query(conn, "SELECT coalesce(max(version), 0) FROM schema_migrations", 0, NULL, err);
+    int64_t version;
 
     if (newest == NULL)
         return -1;
