@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 struct guest guest;
+uid_t guest_uid = GUEST_UID;
 
 /* --- frames --------------------------------------------------------------------------------- */
 
@@ -101,8 +102,8 @@ void start_guest(void)
              guest.workspace);
     snprintf(guest.word, sizeof(guest.word), "word-%.6s",
              guest.workspace + strlen("/tmp/test-init-"));
-    guest.options = (struct init_options){.uid = GUEST_UID,
-                                          .gid = GUEST_UID,
+    guest.options = (struct init_options){.uid = guest_uid,
+                                          .gid = guest_uid,
                                           .workspace = guest.workspace,
                                           .pids_max_path = guest.pids_path,
                                           .environment_path = guest.environment_path};

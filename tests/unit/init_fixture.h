@@ -23,6 +23,8 @@
 #define PATIENCE_MS 60000
 #define PLENTY (1u << 30)
 #define GUEST_UID 54321 /* nobody on this host */
+/* Processes are counted a user, so tests that run at once take one each; GUEST_UID at first. */
+extern uid_t guest_uid;
 
 struct guest {
     pid_t pid;

@@ -552,6 +552,7 @@ int main(void)
 {
     if (geteuid() != 0)
         return 1; /* it gives up privileges, so it needs some */
+    guest_uid = GUEST_UID + 1;
     Suite *suite = suite_create("init_session");
     add_ready_tests(suite);
     add_fresh_tests(suite);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define NONCE UINT64_C(0x1122334455667788)
 
@@ -307,6 +308,9 @@ END_TEST
 
 int main(void)
 {
+    if (geteuid() != 0)
+        return 1; /* it gives up privileges, so it needs some */
+    guest_uid = GUEST_UID + 2;
     Suite *suite = suite_create("init_takeover");
     TCase *ready = tcase_create("ready");
     tcase_add_checked_fixture(ready, setup, teardown);
