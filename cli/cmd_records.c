@@ -7,6 +7,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/pairs.h"
+#include "common/audit.h"
 #include "common/json.h"
 #include "common/text.h"
 
@@ -60,6 +61,11 @@ static PGresult *find_project(struct cli *cli, const char *ref)
     return res;
 }
 
+static bool is_time(const struct option_values *values)
+{
+    return values->count == 0 || text_is_time(values->at[0]);
+}
+
 int cmd_audit(struct cli *cli, int argc, char **argv)
 {
     static const char *const columns[] = {"at",        "action",      "tokenId", "address",
@@ -86,6 +92,11 @@ int cmd_audit(struct cli *cli, int argc, char **argv)
         return cli_usage(cli, "audit takes no operand");
     if (limit.count > 0 && text_parse_i64(limit.at[0], 1, AUDIT_ROWS_MAX, &number) != 0)
         return cli_usage(cli, "--limit wants a number from 1 to %d", AUDIT_ROWS_MAX);
+    if (action.count > 0 && !audit_action_is_known(action.at[0]))
+        return cli_usage(cli, "there is no action %s", action.at[0]);
+    if (!is_time(&after) || !is_time(&before))
+        return cli_usage(cli, "--after and --before want a date and time of RFC 3339, as in "
+                              "2026-01-02T03:04:05Z");
     if (cli_db(cli) == NULL)
         return cli_exit_status(&cli->err);
     if (project.count > 0 && (found = find_project(cli, project.at[0])) == NULL)

@@ -1,6 +1,6 @@
 /*
  * Strict readers and small encoders for text that crosses a boundary: numbers,
- * UTF-8, base64, hex, percent-escapes, names. Called by every program on bytes
+ * UTF-8, base64, hex, percent-escapes, names, times. Called by every program on bytes
  * from outside. All are pure, none reads past the length or the NUL it is given,
  * and each accepts exactly one spelling of a value, never a near miss.
  */
@@ -176,4 +176,75 @@ bool text_is_name(const char *text, size_t max)
             return false;
     }
     return len > 0 && len <= max && text[len - 1] != '-';
+}
+
+/* Reads exactly `digits` digits; advances *text. -1 when there are fewer. */
+static int read_digits(const char **text, unsigned digits)
+{
+    int value = 0;
+    for (unsigned i = 0; i < digits; i++, (*text)++) {
+        if (**text < '0' || **text > '9')
+            return -1;
+        value = value * 10 + (**text - '0');
+    }
+    return value;
+}
+
+static bool read_char(const char **text, char expected)
+{
+    if (**text != expected)
+        return false;
+    (*text)++;
+    return true;
+}
+
+static bool read_date(const char **text)
+{
+    static const int days_in[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    int year = read_digits(text, 4);
+    if (year < 1 || !read_char(text, '-'))
+        return false;
+    int month = read_digits(text, 2);
+    if (month < 1 || month > 12 || !read_char(text, '-'))
+        return false;
+    int day = read_digits(text, 2);
+    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    return day >= 1 && day <= days_in[month - 1] + (month == 2 && leap);
+}
+
+static bool read_clock(const char **text)
+{
+    int hour = read_digits(text, 2);
+    if (hour < 0 || hour > 23 || !read_char(text, ':'))
+        return false;
+    int minute = read_digits(text, 2);
+    if (minute < 0 || minute > 59 || !read_char(text, ':'))
+        return false;
+    int second = read_digits(text, 2);
+    if (second < 0 || second > 59)
+        return false;
+    if (!read_char(text, '.'))
+        return true;
+    size_t digits = strspn(*text, "0123456789");
+    *text += digits;
+    return digits >= 1 && digits <= 9;
+}
+
+static bool read_offset(const char **text)
+{
+    if (read_char(text, 'Z'))
+        return true;
+    if (!read_char(text, '+') && !read_char(text, '-'))
+        return false;
+    int hour = read_digits(text, 2);
+    if (hour < 0 || hour > 14 || !read_char(text, ':'))
+        return false;
+    int minute = read_digits(text, 2);
+    return minute >= 0 && minute <= 59;
+}
+
+bool text_is_time(const char *text)
+{
+    return read_date(&text) && read_char(&text, 'T') && read_clock(&text) && read_offset(&text) &&
+           *text == '\0';
 }

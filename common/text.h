@@ -1,6 +1,6 @@
 /*
  * Small text facts that several programs need: strict numbers, UTF-8, base64,
- * hex, percent-decoding. All are pure.
+ * hex, percent-decoding, names, times. All are pure.
  */
 #ifndef PADDOCK_COMMON_TEXT_H
 #define PADDOCK_COMMON_TEXT_H
@@ -34,5 +34,9 @@ int text_percent_decode(char *text);
 /* True when text is 1..max bytes of [a-z0-9-], begins with a letter, and does not end in '-'.
  * The form of project and template names. */
 bool text_is_name(const char *text, size_t max);
+
+/* A date and time of RFC 3339 that the database can hold: upper-case T and Z, up to 9 digits of
+ * fraction, offset up to 14 hours. */
+bool text_is_time(const char *text);
 
 #endif

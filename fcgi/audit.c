@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "common/audit.h"
 #include "common/json.h"
 #include "common/resource.h"
 #include "common/text.h"
@@ -19,20 +20,6 @@ struct audit_query {
     const char *cursor;
 };
 
-static bool is_action(const char *name)
-{
-    static const char *const actions[] = {
-#define AUDIT_ACTION(name, meaning) name,
-#include "common/audit_actions.def"
-#undef AUDIT_ACTION
-    };
-    for (size_t i = 0; i < ARRAY_LEN(actions); i++) {
-        if (strcmp(actions[i], name) == 0)
-            return true;
-    }
-    return false;
-}
-
 static int parse_query(const struct request *req, struct audit_query *query, struct error *err)
 {
     int64_t number = 0;
@@ -41,7 +28,7 @@ static int parse_query(const struct request *req, struct audit_query *query, str
         list_time_parse(req, "before", &query->before, err) < 0)
         return -1;
     query->action = request_query(req, "action");
-    if (query->action && !is_action(query->action))
+    if (query->action && !audit_action_is_known(query->action))
         return error_set_field(err, ERR_INVALID_FIELD, "action", "no such action");
     query->cursor = request_query(req, "cursor");
     if (query->cursor && text_parse_i64(query->cursor, 1, INT64_MAX, &number) < 0)

@@ -77,77 +77,6 @@ int list_cursor_decode(const char *text, int64_t *created_us, char id[ID_SIZE])
     return 0;
 }
 
-/* Reads exactly `digits` digits; advances *text. -1 when there are fewer. */
-static int read_digits(const char **text, unsigned digits)
-{
-    int value = 0;
-    for (unsigned i = 0; i < digits; i++, (*text)++) {
-        if (**text < '0' || **text > '9')
-            return -1;
-        value = value * 10 + (**text - '0');
-    }
-    return value;
-}
-
-static bool read_char(const char **text, char expected)
-{
-    if (**text != expected)
-        return false;
-    (*text)++;
-    return true;
-}
-
-static bool read_date(const char **text)
-{
-    static const int days_in[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    int year = read_digits(text, 4);
-    if (year < 1 || !read_char(text, '-'))
-        return false;
-    int month = read_digits(text, 2);
-    if (month < 1 || month > 12 || !read_char(text, '-'))
-        return false;
-    int day = read_digits(text, 2);
-    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-    return day >= 1 && day <= days_in[month - 1] + (month == 2 && leap);
-}
-
-static bool read_clock(const char **text)
-{
-    int hour = read_digits(text, 2);
-    if (hour < 0 || hour > 23 || !read_char(text, ':'))
-        return false;
-    int minute = read_digits(text, 2);
-    if (minute < 0 || minute > 59 || !read_char(text, ':'))
-        return false;
-    int second = read_digits(text, 2);
-    if (second < 0 || second > 59)
-        return false;
-    if (!read_char(text, '.'))
-        return true;
-    size_t digits = strspn(*text, "0123456789");
-    *text += digits;
-    return digits >= 1 && digits <= 9;
-}
-
-static bool read_offset(const char **text)
-{
-    if (read_char(text, 'Z'))
-        return true;
-    if (!read_char(text, '+') && !read_char(text, '-'))
-        return false;
-    int hour = read_digits(text, 2);
-    if (hour < 0 || hour > 14 || !read_char(text, ':'))
-        return false;
-    int minute = read_digits(text, 2);
-    return minute >= 0 && minute <= 59;
-}
-
-bool list_time_is_valid(const char *text)
-{
-    return read_date(&text) && read_char(&text, 'T') && read_clock(&text) && read_offset(&text) &&
-           *text == '\0';
-}
-
 bool list_label_key_is_valid(const char *key)
 {
     static const char allowed[] =
@@ -202,7 +131,7 @@ int list_time_parse(const struct request *req, const char *name, const char **va
                     struct error *err)
 {
     *value = request_query(req, name);
-    if (*value && !list_time_is_valid(*value))
+    if (*value && !text_is_time(*value))
         return error_set_field(err, ERR_INVALID_FIELD, name,
                                "%s must be a date and time of RFC 3339, as in "
                                "2026-01-02T03:04:05Z",

@@ -50,9 +50,6 @@ void list_cursor_encode(int64_t created_us, const char *id, char out[LIST_CURSOR
 int list_cursor_decode(const char *text, int64_t *created_us, char id[ID_SIZE])
     __attribute__((warn_unused_result));
 
-/* A date and time of RFC 3339 that the database can hold: upper-case T and Z, up to 9 digits of
- * fraction, offset up to 14 hours. */
-bool list_time_is_valid(const char *text);
 /* 1 to 63 bytes of [A-Za-z0-9._/-]. */
 bool list_label_key_is_valid(const char *key);
 

@@ -8,8 +8,8 @@
 
 #include "common/json.h"
 #include "common/resource.h"
+#include "common/text.h"
 #include "fcgi/handlers.h"
-#include "fcgi/list.h"
 
 #define DAYS_MAX 366
 #define DAYS_DEFAULT 31
@@ -26,8 +26,7 @@ static int parse_day(const struct exchange *x, const char *name, int64_t *at, st
     if (!text)
         return 0;
     snprintf(whole, sizeof(whole), "%.10sT00:00:00Z", text);
-    if (strlen(text) != DAY_SIZE - 1 || !list_time_is_valid(whole) ||
-        !strptime(text, "%Y-%m-%d", &tm))
+    if (strlen(text) != DAY_SIZE - 1 || !text_is_time(whole) || !strptime(text, "%Y-%m-%d", &tm))
         return error_set_field(err, ERR_INVALID_FIELD, name,
                                "%s must be a day, as in 2026-01-02 (UTC)", name);
     *at = timegm(&tm);

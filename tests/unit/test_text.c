@@ -1,6 +1,6 @@
 /*
  * Strict numbers, UTF-8 (every code point, the RFC's bad forms), base64 and hex
- * by the RFC's vectors, percent-decoding, names.
+ * by the RFC's vectors, percent-decoding, names, times.
  */
 #include "common/text.h"
 
@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/cleanup.h"
 
 START_TEST(numbers_that_are_numbers)
 {
@@ -224,6 +226,56 @@ START_TEST(names)
 }
 END_TEST
 
+START_TEST(times)
+{
+    static const char *const good[] = {
+        "2026-01-02T03:04:05Z",      "2026-01-02T03:04:05.678Z",       "2024-02-29T00:00:00Z",
+        "2000-02-29T23:59:59+14:00", "2026-12-31T23:59:59.123456789Z", "0001-01-01T00:00:00-05:30",
+        "9999-12-31T23:59:59Z",
+    };
+    static const char *const bad[] = {
+        "",
+        "now",
+        "epoch",
+        "infinity",
+        "2026-01-02",
+        "2026-01-02 03:04:05Z",
+        "2026-01-02t03:04:05z",
+        "2026-01-02T03:04:05",
+        "2026-01-02T03:04Z",
+        "2026-01-02T03:04:05.Z",
+        "2026-01-02T03:04:05.1234567890Z",
+        "2026-01-02T24:00:00Z",
+        "2026-01-02T23:60:00Z",
+        "2026-01-02T23:59:60Z",
+        "2026-00-02T03:04:05Z",
+        "2026-13-02T03:04:05Z",
+        "2026-01-00T03:04:05Z",
+        "2026-01-32T03:04:05Z",
+        "2026-04-31T03:04:05Z",
+        "2026-02-29T03:04:05Z",
+        "1900-02-29T03:04:05Z",
+        "0000-01-01T00:00:00Z",
+        "10000-01-01T00:00:00Z",
+        "2026-01-02T03:04:05+15:00",
+        "2026-01-02T03:04:05+00:60",
+        "2026-01-02T03:04:05+0000",
+        "2026-01-02T03:04:05 00:00",
+        "2026-01-02T03:04:05Z ",
+        " 2026-01-02T03:04:05Z",
+        "2026-01-02T03:04:05ZZ",
+        "2026-1-2T03:04:05Z",
+        "-2026-01-02T03:04:05Z",
+        "2026-01-02T03:04:05Z'; DROP TABLE sandboxes; --",
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        ck_assert_msg(text_is_time(good[i]), "refused %s", good[i]);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        ck_assert_msg(!text_is_time(bad[i]), "took %s", bad[i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("text");
@@ -240,6 +292,7 @@ int main(void)
     tcase_add_test(tcase, hex_is_lower_case);
     tcase_add_test(tcase, percent_decoding);
     tcase_add_test(tcase, names);
+    tcase_add_test(tcase, times);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_NORMAL);
     int failed = srunner_ntests_failed(runner);
