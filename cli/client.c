@@ -140,9 +140,12 @@ json_t *client_request(struct cli *cli, const char *method, const char *path, co
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "paddock/" PADDOCK_VERSION);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, collect);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &answer);
-    if (text != NULL) {
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, text);
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
+    /* A POST has a body, if only an empty one: web servers want its length told. */
+    if (text != NULL || strcmp(method, "POST") == 0) {
+        const char *sent = text != NULL ? text : "";
+
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, sent);
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(sent));
     }
     result = perform(curl, &answer);
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);

@@ -282,6 +282,23 @@ def test_usage_counts_what_was_used(stack):
     assert rows[0]["sandboxes"] == "1"
 
 
+def test_cancel_and_update_on_the_command_line(stack, client, sandbox):
+    one = running(client, sandbox, "sleep 600")
+    text = stack.cli("--json", "cancel", sandbox["id"], one["id"]).stdout
+    assert json.loads(text)["state"] == "cancelled"
+    stack.cli("sandbox", "update", sandbox["id"], "--ttl", "600", "--idle", "none", "--label", "a=b")
+    after = client.get(sandbox)
+    assert (after["ttlSeconds"], after["idleSeconds"], after["labels"]) == (600, None, {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    "words", ["--after garbage", "--before 2026-02-30T00:00:00Z", "--action nothing", "--limit 0"]
+)
+def test_audit_on_the_command_line_refuses_what_it_does_not_know(stack, words):
+    done = stack.cli("audit", *words.split(), check=False)
+    assert done.returncode == 2 and "usage: paddock audit" in done.stderr
+
+
 def test_the_audit_names_token_address_and_request_but_no_content(stack):
     client, name = stack.new_project()
     secret = "audit-secret-value"
