@@ -23,7 +23,8 @@ arm64_sysroot() {
     suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
     wanted="$suite ${arm64_sysroot_packages[*]}"
     [[ ! -e $arm64/packages || $(<"$arm64/packages") != "$wanted" ]] || return 0
-    uri=$(debian_archive) && [[ -n $uri ]] || die "no Debian archive in this machine's apt sources"
+    uri=$(debian_archive)
+    [[ -n $uri ]] || die "no Debian archive in this machine's apt sources"
     rm -rf "$arm64"
     mkdir -p "$arm64"
     # The machine's proxies and time checks hold here too.
@@ -33,7 +34,7 @@ arm64_sysroot() {
         --aptopt="$arm64/apt.conf" --dpkgopt='path-exclude=/usr/share/doc/*' \
         "$suite" "$new" "deb $uri $suite main" || return
     # Modules of a kernel that has built in what a test needs.
-    rm -rf "$new"/{,usr/}lib/modules "$new"/dev
+    rm -rf "${new:?}"/{,usr/}lib/modules "${new:?}"/dev
     # Where files moved to /usr, an installation makes these.
     for list in bin sbin lib; do
         [[ -e $new/$list ]] || ln -s "usr/$list" "$new/$list"

@@ -17,6 +17,7 @@ build_all() {
 
 # Prints, one a line, what the compiler is told of the project's own.
 compile_flags() {
+    # shellcheck disable=SC2016 # make expands that
     make -s -C "$build" --no-print-directory \
         --eval='say-flags: ; @printf "%s\n" $(AM_CPPFLAGS) -std=c17' say-flags
 }

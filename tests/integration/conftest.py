@@ -8,7 +8,7 @@ what only the named ones do. What has no mark runs through all of them.
 
 import pytest
 
-from harness import WEB, Stack
+from harness import WEB, Stack, take_sanitizer_reports
 
 _stacks = []
 

@@ -712,8 +712,8 @@ START_TEST(an_announcement_of_what_runs_already)
     expect_credits();
     (void)expect(WIRE_KILL); /* its time went on, too */
     say_exit(STREAM, 0, 15, true);
-    await_execution("timed_out");
-    assert_row("timed_out 143 -  10 0");
+    await_execution("timed_out execution_timeout");
+    assert_row("timed_out 143 execution_timeout  10 0");
 }
 END_TEST
 
