@@ -18,7 +18,7 @@ import uuid
 
 import pytest
 
-from harness import cgroups_naming, children, fd_count, processes_naming, rss_kib, wait_for
+from harness import cgroups_naming, children, fd_count, growth, processes_naming, rss_kib, wait_for
 from raw_http import connect, raw_request
 
 
