@@ -80,6 +80,7 @@ struct execution {
 static const char unknown_to_guest[] = "the daemon was restarted, and its guest does not know it";
 
 static void on_claim(const PGresult *res, const struct error *err, void *arg);
+static void learn(struct execution *e, const PGresult *res, int row);
 static void on_timer(void *arg);
 static void record(struct execution *e);
 
@@ -565,10 +566,11 @@ static int send_claim(struct execution *e, struct error *err)
 
 /* Somebody claimed it, and it is in no table here: a former daemon, in a guest that is being taken
  * over; or this one, and the answer was lost with a connection. */
-static void looked_running(struct execution *e)
+static void looked_running(struct execution *e, const PGresult *res)
 {
     struct channel *channel = NULL;
 
+    learn(e, res, 0);
     if (!has_place(e, &channel) || take_found(e, channel))
         return;
     execution_result_lost("the database's answer to its claim was lost", &e->result);
@@ -593,7 +595,7 @@ static void on_looked(const PGresult *res, const struct error *err, void *arg)
     if (state && strcmp(state, "running") == 0) {
         if (sandbox_id && id_is_valid(sandbox_id))
             memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
-        looked_running(e);
+        looked_running(e, res);
     } else if (!state || strcmp(state, "queued") != 0 || !e->announced ||
                send_claim(e, &send_err) < 0) {
         done(e);
@@ -674,14 +676,20 @@ static void count_time(struct execution *e, const PGresult *res, int row)
     e->timeout_ms = ran_ms < e->timeout_ms ? e->timeout_ms - ran_ms : 0;
 }
 
-void execution_learn(struct execution *e, const char *sandbox_id, const PGresult *res, int row)
+/* Its limits, what is left of its time, and whether it was cancelled. */
+static void learn(struct execution *e, const PGresult *res, int row)
 {
     struct error err = ERROR_INIT;
 
-    memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
     if (read_row(e, res, row, &err) < 0)
         log_error_value(&e->d->log, LOG_WARN, "execution_row", &err);
     count_time(e, res, row);
+}
+
+void execution_learn(struct execution *e, const char *sandbox_id, const PGresult *res, int row)
+{
+    memcpy(e->sandbox_id, sandbox_id, ID_SIZE);
+    learn(e, res, row);
 }
 
 struct execution *execution_adopt(struct daemon *d, const char *sandbox_id, const PGresult *res,

@@ -133,20 +133,41 @@ def test_cancel_and_the_sandbox_s_end_have_one_winner(client, on_timeout):
         assert execution == client.request("GET", path_of(sandbox, one)).expect(200)
 
 
-@pytest.mark.parametrize("part", ["main", "keeper"])
-def test_a_cancel_whose_daemon_dies_ends_as_lost(own_stack, part):
-    stack = own_stack("[guest]\nkill_grace = 30s\n")
+def cancelled_in_its_grace(stack):
+    """A sandbox with a cancelled execution that does not heed its TERM."""
     client = stack.client
     sandbox = client.create(template="base")
     one = running(client, sandbox, "trap '' TERM; touch deaf; while :; do sleep 1; done")
     client.run(sandbox, "until [ -e deaf ]; do sleep 0.1; done")
     assert cancel(client, sandbox, one, "?wait=0").expect(202)["state"] == "running"
-    os.kill(stack.daemon_part(part), signal.SIGKILL)
+    return sandbox, one
+
+
+def test_a_cancel_whose_keeper_dies_ends_as_lost(own_stack):
+    stack = own_stack("[guest]\nkill_grace = 30s\n")
+    client = stack.client
+    sandbox, one = cancelled_in_its_grace(stack)
+    os.kill(stack.daemon_part("keeper"), signal.SIGKILL)
     final = ended(client, sandbox)
     assert (final["state"], final["reason"]) == ("failed", "daemon_restart")
     lost = cancel(client, sandbox, one).expect(200)
     assert (lost["state"], lost["reason"]) == ("lost", "daemon_restart")
     wait_for(lambda: not processes_naming(sandbox["id"]), "the guest's end")
+
+
+def test_a_cancel_outlives_main(own_stack):
+    stack = own_stack("[guest]\nkill_grace = 5s\n")
+    client = stack.client
+    sandbox, one = cancelled_in_its_grace(stack)
+    os.kill(stack.daemon_part("main"), signal.SIGKILL)
+    path = path_of(sandbox, one)
+    done = wait_for(
+        lambda: (e := client.request("GET", path)).status == 200 and e.json["endedAt"] and e.json,
+        "the execution's end",
+    )
+    assert (done["state"], done["reason"]) == ("cancelled", "execution_cancel")
+    assert client.run(sandbox, "echo alive") == "alive\n"
+    client.delete(sandbox)
 
 
 def test_out_of_memory_and_cancel_have_one_winner(client):
