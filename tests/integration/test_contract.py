@@ -493,6 +493,8 @@ def produce_cancel(world):
     def pending():
         mine = world.live["id"]
         running = world.ask(OPERATIONS["exec"], "?wait=0", b'{"cmd": "sleep 600"}').json["id"]
+        look = OPERATIONS["getExecution"]  # one that waits for its start is cancelled at once
+        wait_for(lambda: world.ask(look, id=mine, eid=running).json["state"] == "running", "it")
         answer = world.ask(cancel, "?wait=0", id=mine, eid=running)
         assert world.ask(cancel, id=mine, eid=running).json["state"] == "cancelled"
         return answer
