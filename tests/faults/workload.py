@@ -205,15 +205,15 @@ class Command:
 
     def judge(self, said):
         """What is wrong with a final result, or None."""
-        state, code, out = said["state"], said["exitCode"], said["stdout"]
+        state, code = said["state"], said["exitCode"]
         if state == "succeeded":
             if self.times_out or self.exit_code != 0:
                 return "it cannot have succeeded"
-            return self._output(out) if code == 0 else "it succeeded with another exit code"
+            return self._output(said) if code == 0 else "it succeeded with another exit code"
         if state == "failed" and code is not None:
             if code != self.exit_code or code == 0 or self.times_out:
                 return "it has an exit code that it cannot have"
-            return self._output(out)
+            return self._output(said)
         if state == "failed":
             return None if said["error"] else "it failed without an exit code or an error"
         if state == "timed_out":
@@ -222,8 +222,11 @@ class Command:
             return None if self.times_out or late else "it timed out before its time"
         return None  # lost, cancelled: Ledger._form asks for their reason
 
-    def _output(self, out):
-        if out == self.stdout:
+    def _output(self, said):
+        out, omitted = said["stdout"], said["omitted"]["stdout"]
+        # What came before a main took over is counted and not kept.
+        start = omitted["bytes"] if omitted and omitted["at"] == 0 else 0
+        if out == self.stdout[start:] and said["bytes"]["stdout"] == len(self.stdout):
             return None
         return f"its output is {out[:200]!r} and not {self.stdout[:200]!r}"
 
