@@ -190,7 +190,11 @@ class Stack:
     def daemon_part(self, name):
         """Process id of the daemon's "keeper" or "main", by the name it gives itself."""
         for child in children(self.pid("paddockd")):
-            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == f"paddockd-{name}":
+            try:
+                is_it = pathlib.Path(f"/proc/{child}/comm").read_text().strip() == f"paddockd-{name}"
+            except OSError:  # it ended meanwhile
+                continue
+            if is_it:
                 return child
         return None
 
