@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,7 +52,7 @@ static void add(struct doctor *doctor, const char *check, const char *result, co
                : strcmp(result, "unchecked") == 0 ? "NOT CHECKED: "
                                                   : "FAILED: ",
                detail);
-        fflush(stdout);
+        (void)fflush(stdout);
     }
     (void)json_array_append_new(doctor->findings, json_pack("{s:s, s:s, s:s}", "check", check,
                                                             "result", result, "detail", detail));
@@ -62,8 +63,8 @@ static void add_failure(struct doctor *doctor, const char *check, const char *me
 {
     char text[900];
 
-    snprintf(text, sizeof(text), "%s; %s%s", doctor->cli->err.detail, mend,
-             geteuid() == 0 ? "" : " (or run paddock doctor as root, who sees more)");
+    (void)snprintf(text, sizeof(text), "%s; %s%s", doctor->cli->err.detail, mend,
+                   geteuid() == 0 ? "" : " (or run paddock doctor as root, who sees more)");
     doctor->cli->err = (struct error)ERROR_INIT;
     add(doctor, check, "failed", text);
 }
@@ -79,8 +80,8 @@ static bool check_config(struct doctor *doctor)
                     "correct that line (paddock config show --help-text lists the keys)");
         return false;
     }
-    snprintf(text, sizeof(text), "%.300s%s", path,
-             access(path, F_OK) == 0 ? "" : " is not there: every key has its default");
+    (void)snprintf(text, sizeof(text), "%.300s%s", path,
+                   access(path, F_OK) == 0 ? "" : " is not there: every key has its default");
     add(doctor, "configuration", "ok", text);
     return true;
 }
@@ -91,7 +92,7 @@ static void check_database(struct doctor *doctor)
     struct db *db = cli_db(doctor->cli);
     _cleanup_pgresult_ PGresult *res = NULL;
     char text[100];
-    int version;
+    long version;
 
     if (db != NULL)
         res = db_exec(db, STMT_SERVER_VERSION, NULL, &doctor->cli->err);
@@ -100,9 +101,9 @@ static void check_database(struct doctor *doctor)
                     "start Postgres, create its user and database, or set database.dsn");
         return;
     }
-    version = atoi(PQgetvalue(res, 0, 0));
-    snprintf(text, sizeof(text), "Postgres %d.%d%s", version / 10000, version % 10000,
-             version < POSTGRES_MIN ? " is too old: install 14 or newer" : "");
+    version = strtol(PQgetvalue(res, 0, 0), NULL, 10);
+    (void)snprintf(text, sizeof(text), "Postgres %ld.%ld%s", version / 10000, version % 10000,
+                   version < POSTGRES_MIN ? " is too old: install 14 or newer" : "");
     doctor->database_ok = version >= POSTGRES_MIN;
     add(doctor, name, doctor->database_ok ? "ok" : "failed", text);
 }
@@ -126,7 +127,7 @@ static void check_schema(struct doctor *doctor)
         add_failure(doctor, name, is_behind ? "run paddock db migrate" : "reinstall Paddock");
         return;
     }
-    snprintf(text, sizeof(text), "version %d, the newest", version);
+    (void)snprintf(text, sizeof(text), "version %d, the newest", version);
     add(doctor, name, "ok", text);
 }
 
@@ -189,8 +190,8 @@ static void add_report(struct doctor *doctor, const json_t *report, const char *
     char text[400];
 
     if (json_array_size(report) == 0) {
-        snprintf(text, sizeof(text), "%s --report gave no report; install one of version %s",
-                 program, PADDOCK_VERSION);
+        (void)snprintf(text, sizeof(text), "%s --report gave no report; install one of version %s",
+                       program, PADDOCK_VERSION);
         add(doctor, "host", "failed", text);
         return;
     }
@@ -252,7 +253,7 @@ static bool node_is_wrong(struct doctor *doctor, const PGresult *res)
     long long number = (long long)config->node_number;
     int row = 0;
 
-    while (row < PQntuples(res) && atoll(db_column(res, row, "number")) != number)
+    while (row < PQntuples(res) && strtoll(db_column(res, row, "number"), NULL, 10) != number)
         row++;
     if (row == PQntuples(res))
         error_set(err, ERR_DAEMON_UNAVAILABLE, "no paddockd ever came up as node %lld", number);
@@ -288,8 +289,8 @@ static void check_daemon(struct doctor *doctor)
     } else if (node_is_wrong(doctor, res)) {
         add_failure(doctor, name, start_paddockd);
     } else {
-        snprintf(text, sizeof(text), "node %lld takes work",
-                 (long long)cli_config(cli)->node_number);
+        (void)snprintf(text, sizeof(text), "node %lld takes work",
+                       (long long)cli_config(cli)->node_number);
         add(doctor, name, "ok", text);
     }
 }
@@ -306,10 +307,10 @@ static void check_handlers(struct doctor *doctor)
         return;
     }
     doctor->handlers_ok = status == 200;
-    snprintf(text, sizeof(text), "%s answers /healthz with %d%s", path, status,
-             status == 503   ? "; mend database, then look again"
-             : status != 200 ? "; see the log of paddock-fcgi"
-                             : "");
+    (void)snprintf(text, sizeof(text), "%s answers /healthz with %d%s", path, status,
+                   status == 503   ? "; mend database, then look again"
+                   : status != 200 ? "; see the log of paddock-fcgi"
+                                   : "");
     add(doctor, name, doctor->handlers_ok ? "ok" : "failed", text);
 }
 
@@ -326,17 +327,18 @@ static void check_web_server(struct doctor *doctor)
     cli->answer_timeout_s = HEALTH_TIMEOUT_S;
     answer = client_request(cli, "GET", "/healthz", NULL);
     if (answer == NULL) {
-        snprintf(text, sizeof(text), "%s%s",
-                 doctor->handlers_ok
-                     ? "start the web server, give it web.socket and the group of web.user, or set "
-                       "PADDOCK_URL to where it is"
-                     : "mend handlers, then look again",
-                 is_default ? " (it is not set)" : "");
+        (void)snprintf(
+            text, sizeof(text), "%s%s",
+            doctor->handlers_ok
+                ? "start the web server, give it web.socket and the group of web.user, or set "
+                  "PADDOCK_URL to where it is"
+                : "mend handlers, then look again",
+            is_default ? " (it is not set)" : "");
         add_failure(doctor, name, text);
         return;
     }
-    snprintf(text, sizeof(text), "%.200s answers /healthz%s", cli->url,
-             is_default ? " (PADDOCK_URL is not set)" : "");
+    (void)snprintf(text, sizeof(text), "%.200s answers /healthz%s", cli->url,
+                   is_default ? " (PADDOCK_URL is not set)" : "");
     add(doctor, name, "ok", text);
 }
 

@@ -123,15 +123,17 @@ static void print_help(FILE *out)
     (void)fputs("usage: paddock [--config FILE] [--json] [--url URL] [--project P] COMMAND ...\n\n",
                 out);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        fprintf(out, "  %s%s%s %s\n      %s\n", commands[i].noun, commands[i].verb[0] ? " " : "",
-                commands[i].verb, commands[i].synopsis, commands[i].help);
-    fputs("\nsandbox, exec, cancel and usage speak REST: PADDOCK_URL, PADDOCK_PROJECT and\n"
-          "PADDOCK_TOKEN say where and who. db, project, token, audit and maintenance use the\n"
-          "database that the configuration names (" CONFIG_DEFAULT_PATH ").\n"
-          "\nExit status: 0 done, 1 failed, 2 usage, 3 configuration, 4 denied, 5 not found,\n"
-          "6 conflict, 7 not available. exec: the command's own, or 125 when it was not run\n"
-          "to its end.\n",
-          out);
+        (void)fprintf(out, "  %s%s%s %s\n      %s\n", commands[i].noun,
+                      commands[i].verb[0] ? " " : "", commands[i].verb, commands[i].synopsis,
+                      commands[i].help);
+    (void)fputs(
+        "\nsandbox, exec, cancel and usage speak REST: PADDOCK_URL, PADDOCK_PROJECT and\n"
+        "PADDOCK_TOKEN say where and who. db, project, token, audit and maintenance use the\n"
+        "database that the configuration names (" CONFIG_DEFAULT_PATH ").\n"
+        "\nExit status: 0 done, 1 failed, 2 usage, 3 configuration, 4 denied, 5 not found,\n"
+        "6 conflict, 7 not available. exec: the command's own, or 125 when it was not run\n"
+        "to its end.\n",
+        out);
 }
 
 /* Consumes the global options; *index is left at the first word of the command. */

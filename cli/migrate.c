@@ -133,7 +133,7 @@ static int apply_one(PGconn *conn, const char *folder, const char *name, struct 
 
 static int check_number(const char *folder, const char *name, int number, struct error *err)
 {
-    if (atoi(name) != number)
+    if (strtol(name, NULL, 10) != number)
         return error_set(err, ERR_CONFIG, "%s: migration %04d is missing or doubled", folder,
                          number);
     return 0;

@@ -201,7 +201,7 @@ void output_csv(const json_t *array, const char *const columns[])
 
     for (size_t c = 0; columns[c] != NULL; c++)
         printf("%s%s", c > 0 ? "," : "", columns[c]);
-    fputs("\r\n", stdout);
+    (void)fputs("\r\n", stdout);
     json_array_foreach(array, index, row)
     {
         _cleanup_buf_ struct buf line = BUF_INIT(0);

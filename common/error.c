@@ -167,8 +167,8 @@ int error_prefix_field(struct error *err, const char *member)
 {
     char path[2 * sizeof(err->field)];
 
-    snprintf(path, sizeof(path), "%.*s%s%s", (int)sizeof(err->field) - 1, member,
-             err->field[0] ? "." : "", err->field);
+    (void)snprintf(path, sizeof(path), "%.*s%s%s", (int)sizeof(err->field) - 1, member,
+                   err->field[0] ? "." : "", err->field);
     copy_cut(err->field, sizeof(err->field), path);
     return -1;
 }

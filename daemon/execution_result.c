@@ -93,5 +93,5 @@ void execution_result_refused(const char *text, struct execution_result *result)
 void execution_result_lost(const char *text, struct execution_result *result)
 {
     clear(result, EXECUTION_LOST);
-    snprintf(result->error, sizeof(result->error), "%s", text);
+    (void)snprintf(result->error, sizeof(result->error), "%s", text);
 }

@@ -120,7 +120,7 @@ static void ask_keeper(struct guest_link *guest)
     struct error err = ERROR_INIT;
 
     memcpy(request.id, guest->id, ID_SIZE);
-    snprintf(request.reason, sizeof(request.reason), "%s", guest->asked);
+    (void)snprintf(request.reason, sizeof(request.reason), "%s", guest->asked);
     /* If the keeper is gone so is the guest, and the daemon on its way out. */
     if (guest->is_started && keeper_link_send(guest->d->keeper, &request, &err) < 0)
         log_error_value(&guest->d->log, LOG_WARN, "keeper_not_asked", &err);

@@ -88,7 +88,7 @@ static int send_order(const struct main_slot *slot, enum main_verb verb, const c
         free(order);
         return error_set(err, ERR_SYSTEM, "the facts have %zu bytes", strlen(facts_json));
     }
-    memcpy(order->facts, facts_json, strlen(facts_json));
+    (void)snprintf(order->facts, sizeof(order->facts), "%s", facts_json);
     result = fdpass_send(slot->link, order, sizeof(*order), fd, err);
     free(order);
     return result;

@@ -256,8 +256,8 @@ static void register_node(struct node *node)
         log_fail(&node->d->log, "no_memory", "for=registration");
         return; /* tried again at the next heartbeat */
     }
-    snprintf(lease, sizeof(lease), "%" PRId64, config->daemon_lease);
-    snprintf(sandboxes, sizeof(sandboxes), "%" PRId64, config->node_max_sandboxes);
+    (void)snprintf(lease, sizeof(lease), "%" PRId64, config->daemon_lease);
+    (void)snprintf(sandboxes, sizeof(sandboxes), "%" PRId64, config->node_max_sandboxes);
     const struct dbq_param params[] = {{.value = node->number},    {.value = lease},
                                        {.value = PADDOCK_VERSION}, {.value = sandboxes},
                                        {.value = node->templates}, {.value = node->facts},

@@ -39,7 +39,7 @@ void notify_close(struct notify *notify)
 
 void notify_send(const struct notify *notify, const char *state)
 {
-    const struct sockaddr *address = (const struct sockaddr *)(const void *)&notify->address;
+    const struct sockaddr *address = (const struct sockaddr *)&notify->address;
 
     if (notify->fd >= 0)
         (void)!sendto(notify->fd, state, strlen(state), MSG_NOSIGNAL, address, notify->address_len);

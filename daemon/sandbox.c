@@ -554,7 +554,7 @@ static bool was_active(struct sandbox *s)
 
     if (s->sample.active_ms == 0 || age_ms >= s->idle_ms)
         return false;
-    snprintf(age, sizeof(age), "%lld", (long long)age_ms);
+    (void)snprintf(age, sizeof(age), "%lld", (long long)age_ms);
     if (sandbox_send(s, STMT_SANDBOX_ACTIVE, age, NULL, NULL, on_active, &err) < 0) {
         log_error_value(&s->all->d->log, LOG_WARN, "sandbox_activity_not_recorded", &err);
         sandbox_arm_idle(s);
@@ -597,7 +597,7 @@ static void send_end(struct sandbox *s)
     struct error err = ERROR_INIT;
     char cpu_us[24];
 
-    snprintf(cpu_us, sizeof(cpu_us), "%llu", (unsigned long long)s->cpu_us);
+    (void)snprintf(cpu_us, sizeof(cpu_us), "%llu", (unsigned long long)s->cpu_us);
     if (sandbox_send(s, STMT_SANDBOX_END, "failed", s->end_reason, cpu_us, on_end, &err) < 0)
         sandbox_retry_later(s, &err);
 }

@@ -35,7 +35,7 @@ void sandbox_tell_keeper(struct daemon *d, enum keeper_op op, const char *id, co
     memset(&request, 0, sizeof(request));
     request.op = op;
     memcpy(request.id, id, ID_SIZE);
-    snprintf(request.reason, sizeof(request.reason), "%s", reason);
+    (void)snprintf(request.reason, sizeof(request.reason), "%s", reason);
     if (keeper_link_send(d->keeper, &request, &err) < 0)
         log_error_value(&d->log, LOG_WARN, "keeper_not_asked", &err);
 }
@@ -74,7 +74,7 @@ static void on_held_ended(struct sandbox *s, const struct keeper_report *report)
         return;
     }
     s->is_over = true;
-    snprintf(s->end_reason, sizeof(s->end_reason), "%s", reason);
+    (void)snprintf(s->end_reason, sizeof(s->end_reason), "%s", reason);
 }
 
 bool sandbox_take_report(struct sandboxes *all, const struct keeper_report *report, int fd)

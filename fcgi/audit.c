@@ -43,7 +43,7 @@ int audit_list(struct exchange *x, struct error *err)
     char rows[24];
     if (parse_query(&x->req, &query, err) < 0)
         return -1;
-    snprintf(rows, sizeof(rows), "%" PRId64, query.limit + 1);
+    (void)snprintf(rows, sizeof(rows), "%" PRId64, query.limit + 1);
     const char *params[] = {x->auth.project, query.action, query.after,
                             query.before,    query.cursor, rows};
     _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_AUDIT_LIST, params, err);

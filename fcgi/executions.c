@@ -45,7 +45,7 @@ static PGresult *admit(struct exchange *x, const json_t *request, const char *ke
     _cleanup_free_ char *text = fingerprint_take(request, &print, err);
     if (!text)
         return NULL;
-    snprintf(live_max, sizeof(live_max), "%" PRId64, x->app->cfg->limits_executions_live);
+    (void)snprintf(live_max, sizeof(live_max), "%" PRId64, x->app->cfg->limits_executions_live);
     _cleanup_free_ char *who = exchange_who(x, err);
     if (!who)
         return NULL;

@@ -25,7 +25,7 @@ static int parse_day(const struct exchange *x, const char *name, int64_t *at, st
     struct tm tm = {0};
     if (!text)
         return 0;
-    snprintf(whole, sizeof(whole), "%.10sT00:00:00Z", text);
+    (void)snprintf(whole, sizeof(whole), "%.10sT00:00:00Z", text);
     if (strlen(text) != DAY_SIZE - 1 || !text_is_time(whole) || !strptime(text, "%Y-%m-%d", &tm))
         return error_set_field(err, ERR_INVALID_FIELD, name,
                                "%s must be a day, as in 2026-01-02 (UTC)", name);
@@ -38,9 +38,9 @@ static void format_day(int64_t at, char out[DAY_SIZE])
 {
     time_t seconds = (time_t)at;
     struct tm tm = {0};
-    gmtime_r(&seconds, &tm);
-    snprintf(out, DAY_SIZE, "%04u-%02u-%02u", (unsigned)(tm.tm_year + 1900) % 10000,
-             (unsigned)(tm.tm_mon + 1) % 100, (unsigned)tm.tm_mday % 100);
+    (void)gmtime_r(&seconds, &tm);
+    (void)snprintf(out, DAY_SIZE, "%04u-%02u-%02u", (unsigned)(tm.tm_year + 1900) % 10000,
+                   (unsigned)(tm.tm_mon + 1) % 100, (unsigned)tm.tm_mday % 100);
 }
 
 static json_t *days_json(const PGresult *res)

@@ -186,16 +186,18 @@ static int check_kernel(struct preflight *found, const struct config *config, co
                         struct error *err)
 {
     struct utsname host;
-    unsigned major = 0;
-    unsigned minor = 0;
+    char *rest = NULL;
+    long major;
+    long minor;
 
     (void)config;
     (void)log;
     if (uname(&host) < 0)
         return error_set(err, ERR_PREFLIGHT, "the kernel does not tell its version (%s)",
                          strerror(errno));
-    if (sscanf(host.release, "%u.%u", &major, &minor) != 2 || major < KERNEL_MAJOR ||
-        (major == KERNEL_MAJOR && minor < KERNEL_MINOR))
+    major = strtol(host.release, &rest, 10);
+    minor = *rest == '.' ? strtol(rest + 1, NULL, 10) : 0;
+    if (major < KERNEL_MAJOR || (major == KERNEL_MAJOR && minor < KERNEL_MINOR))
         return error_set(err, ERR_PREFLIGHT, "Linux %s is too old: boot %d.%d or newer",
                          host.release, KERNEL_MAJOR, KERNEL_MINOR);
     if (runsc_check_seccomp(err) < 0)

@@ -13,9 +13,9 @@
 
 #include "guestimg/init/init.h"
 
-#define OUTBOX_CROWDED_BYTES (256u * 1024)
+#define OUTBOX_CROWDED_BYTES ((size_t)256 * 1024)
 /* Five small frames for each of WIRE_STREAMS_MAX streams, one DATA frame, the crowd limit. */
-#define OUTBOX_MAX_BYTES (4u * 1024 * 1024)
+#define OUTBOX_MAX_BYTES ((size_t)4 * 1024 * 1024)
 
 bool outbox_is_empty(const struct init *init)
 {

@@ -194,7 +194,7 @@ static void child_main(struct supervisor *sup)
  * process that PID 1 wakes is the very one that becomes the program. */
 static pid_t start_child(struct supervisor *sup)
 {
-    pid_t pid = vfork();
+    pid_t pid = vfork(); /* NOLINT(bugprone-unsafe-functions) */
     if (pid == 0) {
         child_main(sup);
         _exit(127);

@@ -175,7 +175,7 @@ static void exec(struct bed *bed, struct fuzz_input *in)
     bool has_input = fuzz_u8(in) & 1;
     /* The rest tells the guest's side which execution an EXEC frame announces. */
     size_t spec_len = fuzz_u16(in) / EXECS_MAX * EXECS_MAX * 4u + bed->execs;
-    size_t input_len = fuzz_u16(in) * 4u;
+    size_t input_len = fuzz_u16(in) * sizeof(uint32_t);
     uint8_t uuid[WIRE_UUID_SIZE] = {(uint8_t)bed->execs};
 
     if (bed->execs == EXECS_MAX)

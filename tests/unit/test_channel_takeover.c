@@ -252,7 +252,7 @@ static void expect_credits(uint32_t stream)
 {
     struct wire_frame frame;
 
-    for (uint8_t ch = WIRE_STDOUT; ch <= WIRE_STDERR; ch++) {
+    for (unsigned ch = WIRE_STDOUT; ch <= WIRE_STDERR; ch++) {
         expect(WIRE_CREDIT, &frame);
         ck_assert_uint_eq(frame.stream, stream);
         ck_assert_uint_eq(frame.channel, ch);

@@ -226,7 +226,7 @@ static void say_exit(uint32_t stream, uint8_t code, uint8_t sig, bool killed)
 
 static void expect_credits(void)
 {
-    for (uint8_t channel = WIRE_STDOUT; channel <= WIRE_STDERR; channel++) {
+    for (unsigned channel = WIRE_STDOUT; channel <= WIRE_STDERR; channel++) {
         struct wire_frame frame = expect(WIRE_CREDIT);
 
         ck_assert_uint_eq(frame.stream, STREAM);

@@ -638,8 +638,7 @@ START_TEST(the_service_manager_is_told)
     pid_t supervisor;
 
     (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", dir);
-    ck_assert_int_eq(bind(sock, (const struct sockaddr *)(const void *)&address, sizeof(address)),
-                     0);
+    ck_assert_int_eq(bind(sock, (const struct sockaddr *)&address, sizeof(address)), 0);
     ck_assert_int_eq(setenv("NOTIFY_SOCKET", address.sun_path, 1), 0);
     supervisor = start_supervisor();
     ck_assert_int_eq(unsetenv("NOTIFY_SOCKET"), 0);
