@@ -13,7 +13,8 @@ import pytest
 from harness import BUILD, cgroups_naming, children, cmdline, processes_naming, wait_for
 
 LEASE_S = 5
-CONFIG = f"[daemon]\nlease = {LEASE_S}s\nheartbeat = 1s\n"
+# What stops main is to look like a silent host, not like a main to be replaced.
+CONFIG = f"[daemon]\nlease = {LEASE_S}s\nheartbeat = 1s\nwatchdog = 120s\n"
 
 
 class Node:
