@@ -81,14 +81,15 @@ script_check() {
 }
 
 # Through one web server; tests/integration/conftest.py says which tests run through each and which
-# once: NAME SERVER [WORD of pytest...]; $build and $images say what is tested.
+# once: NAME SERVER [WORD of pytest...]; $build and $images say what is tested. Two files at a time,
+# each with a service of its own: most tests wait more than they compute.
 integration_tests() { timed "$1" count_integration_tests "$@"; }
 count_integration_tests() {
     local report=$cache/log/$1.xml status=0 counts
     rm -f "$report"
     PADDOCK_DEV_READY=1 PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_WEB=$2 \
-        "$python" -m pytest -q -p no:cacheprovider --junitxml="$report" tests/integration \
-        "${@:3}" || status=$?
+        "$python" -m pytest -q -p no:cacheprovider --junitxml="$report" \
+        --numprocesses=2 --dist=loadfile tests/integration "${@:3}" || status=$?
     counts=$("$python" - "$report" <<'PY'
 import sys
 import xml.etree.ElementTree as tree
@@ -109,26 +110,56 @@ PY
     ((status == 0 || ${counts#* } > 0)) || failed=$((failed + 1))
 }
 
-# ./dev check [--full]
+# --- the list of all -----------------------------------------------------------------------
+
+# In the order in which they run.
+plain_checks=(
+    shellcheck_finds_nothing c_files_are_formatted cppcheck_finds_nothing unit_tests
+    "${web_servers[@]/#/integration_tests_through_}" faults
+)
+
+run_check() {
+    case $1 in
+        shellcheck_finds_nothing) check_one "$1" script_check ;;
+        c_files_are_formatted) check_one "$1" format_check ;;
+        cppcheck_finds_nothing) check_one "$1" cppcheck_check ;;
+        unit_tests) unit_tests "$1" "$build" check ;;
+        integration_tests_through_*) integration_tests "$1" "${1##*_}" ;;
+        faults) timed "$1" fault_tests ;;
+        *) run_full_check "$1" ;;
+    esac
+}
+
+run_checks() {
+    local name
+    for name; do run_check "$name"; done
+}
+
+# ./dev check [--full] [NAME...]
 do_check() {
-    local started=$SECONDS name
-    [[ $# -eq 0 || $* == --full ]] || die "usage: ./dev check [--full]"
+    local started=$SECONDS full='' name
+    if [[ ${1-} == --full ]]; then
+        full=1
+        shift
+    fi
+    for name; do
+        [[ " ${plain_checks[*]} ${full_checks[*]} " == *" $name "* ]] ||
+            die "no check is named $name; they are: ${plain_checks[*]} ${full_checks[*]}"
+    done
     unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
         PADDOCK_CONF_EXTRA
     ensure_packages "${check_packages[@]}"
-    [[ $# -eq 0 ]] || ensure_packages "${full_check_packages[@]}" "${arm64_packages[@]}"
+    [[ -z $full && $# -eq 0 ]] || ensure_packages "${full_check_packages[@]}" "${arm64_packages[@]}"
     make_ready
     cd "$root" || exit
     export PYTHONDONTWRITEBYTECODE=1
-    check_one shellcheck_finds_nothing script_check
-    check_one c_files_are_formatted format_check
-    check_one cppcheck_finds_nothing cppcheck_check
-    unit_tests unit_tests "$build" check
-    for name in "${web_servers[@]}"; do
-        integration_tests "integration_tests_through_$name" "$name"
-    done
-    timed faults fault_tests
-    [[ $# -eq 0 ]] || full_checks
+    if (($# > 0)); then
+        run_checks "$@"
+    elif [[ -n $full ]]; then
+        run_all_checks
+    else
+        run_checks "${plain_checks[@]}"
+    fi
     say "all checks: $((SECONDS - started)) s"
     printf '%d passed, %d failed\n' "$passed" "$failed"
     ((failed == 0))

@@ -67,11 +67,3 @@ templates_resolve_for_arm64() {
         grep -q $'^node\tnpm\tnode-linux-arm64\t24\\.' "$found" &&
         grep -q $'^node\tnpm\tplaywright\t' "$found"
 }
-
-arm64_checks() {
-    check_one arm64_builds_without_a_warning arm64_cross_build
-    unit_tests unit_tests_of_common_on_arm64 "$arm64_build" check-common \
-        LOG_COMPILER="qemu-aarch64-static -L $arm64/sysroot"
-    check_one unit_tests_in_an_arm64_machine arm64_machine_tests
-    check_one templates_resolve_for_arm64 templates_resolve_for_arm64
-}

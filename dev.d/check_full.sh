@@ -15,22 +15,13 @@ build_all() {
 
 # --- analysers ---------------------------------------------------------------------------
 
-# Prints, one a line, what the compiler is told of the project's own.
-compile_flags() {
+# .clang-tidy says what is asked; the flags are those that the build gives the compiler.
+clang_tidy_check() {
     # shellcheck disable=SC2016 # make expands that
     make -s -C "$build" --no-print-directory \
-        --eval='say-flags: ; @printf "%s\n" $(AM_CPPFLAGS) -std=c17' say-flags
-}
-
-# .clang-tidy says what is asked. From the build folder, where the flags hold.
-clang_tidy_check() {
-    local list
-    local -a flags
-    list=$(compile_flags) || return
-    mapfile -t flags <<<"$list"
-    find "$root" \( -path "$cache" -o -path "$root/.git" -o -name 'build*' -type d \) -prune \
-        -o -name '*.c' -print0 |
-        (cd "$build" && xargs -0 -P"$(nproc)" -n 4 clang-tidy-19 --quiet -- "${flags[@]}")
+        --eval='say-flags: ; @printf "%s\n" $(AM_CPPFLAGS) -std=c17' say-flags \
+        >"$build/compile_flags.txt" || return
+    c_files | grep -z '\.c$' | xargs -0 -P"$(nproc)" -n 4 clang-tidy-19 --quiet -p "$build"
 }
 
 # gcc's analyser is advisory: it knows C alone, and not what a library's function does to its
@@ -84,14 +75,6 @@ sanitizer_integration_tests() {
     fi
 }
 
-sanitizer_tests() {
-    check_one the_sanitizer_build_has_no_warning sanitizer_build
-    check_one images_take_a_sanitized_init sanitizer_images
-    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-        unit_tests unit_tests_under_sanitizers "$sanitized" check
-    sanitizer_integration_tests integration_tests_under_sanitizers
-}
-
 # --- coverage ----------------------------------------------------------------------------
 
 # Lines of the programs that the unit tests run, by folder; a file that is compiled twice counts as
@@ -129,14 +112,79 @@ cgroup_v2_test() {
     PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_CACHE_DIR=$cache tests/vm/cgroup-v2
 }
 
-full_checks() {
-    check_one clang_tidy_finds_nothing clang_tidy_check
-    timed gcc_analyzer gcc_analyzer
-    check_one clang_builds_without_a_warning clang_build
-    check_one guests_limits_hold_on_a_cgroup_v2_kernel cgroup_v2_test
-    sanitizer_tests
-    unit_tests unit_tests_under_valgrind "$build" check-valgrind
-    check_one the_archive_passes_distcheck distribution_check
-    arm64_checks
-    timed coverage coverage
+# --- the list of all ---------------------------------------------------------------------
+
+# These need a processor and no clock: they run beside those that mostly wait for guests, and take
+# only what those leave of it.
+background_checks=(
+    the_sanitizer_build_has_no_warning images_take_a_sanitized_init clang_tidy_finds_nothing
+    clang_builds_without_a_warning arm64_builds_without_a_warning templates_resolve_for_arm64
+    gcc_analyzer coverage
+)
+foreground_checks=(
+    unit_tests_under_sanitizers integration_tests_under_sanitizers unit_tests_under_valgrind
+    guests_limits_hold_on_a_cgroup_v2_kernel unit_tests_of_common_on_arm64
+    unit_tests_in_an_arm64_machine the_archive_passes_distcheck
+)
+full_checks=("${background_checks[@]}" "${foreground_checks[@]}")
+
+run_full_check() {
+    case $1 in
+        clang_tidy_finds_nothing) check_one "$1" clang_tidy_check ;;
+        gcc_analyzer) timed "$1" gcc_analyzer ;;
+        clang_builds_without_a_warning) check_one "$1" clang_build ;;
+        guests_limits_hold_on_a_cgroup_v2_kernel) check_one "$1" cgroup_v2_test ;;
+        the_sanitizer_build_has_no_warning) check_one "$1" sanitizer_build ;;
+        images_take_a_sanitized_init) check_one "$1" sanitizer_images ;;
+        unit_tests_under_sanitizers)
+            ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 CK_TIMEOUT_MULTIPLIER=3 \
+                unit_tests "$1" "$sanitized" check
+            ;;
+        integration_tests_under_sanitizers) sanitizer_integration_tests "$1" ;;
+        unit_tests_under_valgrind) unit_tests "$1" "$build" check-valgrind ;;
+        the_archive_passes_distcheck) check_one "$1" distribution_check ;;
+        arm64_builds_without_a_warning) check_one "$1" arm64_cross_build ;;
+        unit_tests_of_common_on_arm64)
+            unit_tests "$1" "$arm64_build" check-common \
+                LOG_COMPILER="qemu-aarch64-static -L $arm64/sysroot"
+            ;;
+        unit_tests_in_an_arm64_machine) check_one "$1" arm64_machine_tests ;;
+        templates_resolve_for_arm64) check_one "$1" templates_resolve_for_arm64 ;;
+        coverage) timed "$1" coverage ;;
+    esac
+}
+
+background_log=$cache/log/background.log
+background_counts=$cache/log/background.counts
+
+run_background_checks() {
+    local passed=0 failed=0
+    chrt --idle --pid 0 "$BASHPID"
+    run_checks "${background_checks[@]}"
+    printf '%d %d\n' "$passed" "$failed" >"$background_counts"
+}
+
+# What they print is kept until await_background.
+in_background() {
+    rm -f "$background_counts"
+    run_background_checks >"$background_log" 2>&1 &
+}
+
+await_background() {
+    local more
+    wait || true
+    cat "$background_log"
+    # Where it did not get to its end, that is a failure of its own.
+    more=$(cat "$background_counts" 2>/dev/null) || more='0 1'
+    passed=$((passed + ${more% *}))
+    failed=$((failed + ${more#* }))
+}
+
+run_all_checks() {
+    local analysed=3 # of plain_checks: those that look at sources only
+    run_checks "${plain_checks[@]:0:analysed}"
+    in_background
+    run_checks "${plain_checks[@]:analysed}"
+    await_background
+    run_checks "${foreground_checks[@]}"
 }

@@ -10,7 +10,7 @@ build_packages=(
 )
 check_packages=(
     apache2-bin busybox-static clang clang-format-19 cppcheck cpio iproute2 nftables nginx
-    python3-jsonschema python3-pytest python3-yaml shellcheck wrk
+    python3-jsonschema python3-pytest python3-pytest-xdist python3-yaml shellcheck wrk
 )
 # The emulated machine of tests/vm is a PC; elsewhere its test says that it cannot run.
 [[ $(uname -m) != x86_64 ]] || check_packages+=(qemu-system-x86)
