@@ -153,6 +153,8 @@ int executions_cancel(struct exchange *x, struct error *err)
         return -1;
     if (PQntuples(res) != 1)
         return error_set(err, ERR_NOT_FOUND, "no such execution");
+    if (exchange_flush(x, err) < 0)
+        return -1;
     wait_for(x, x->match.execution, wait_ms);
     x->handoff.status_pending = 202;
     return exchange_wait(x, res, err);

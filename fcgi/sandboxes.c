@@ -135,7 +135,8 @@ int sandboxes_update(struct exchange *x, struct error *err)
     _cleanup_pgresult_ PGresult *res = db_exec(x->app->db, STMT_SANDBOX_UPDATE, params, err);
     char id[ID_SIZE];
     bool replayed = false;
-    if (!res || exchange_admitted(res, "sandbox", id, &replayed, err) < 0)
+    if (!res || exchange_admitted(res, "sandbox", id, &replayed, err) < 0 ||
+        exchange_flush(x, err) < 0)
         return -1;
     wait_for(x, HANDOFF_SANDBOX_READY, id, 0);
     return exchange_wait(x, NULL, err);
