@@ -1,4 +1,4 @@
-/* States of sandbox and execution; the tables are states.def. Pure. */
+/* States of sandbox, execution and artifact; the tables are states.def. Pure. */
 #ifndef PADDOCK_COMMON_STATES_H
 #define PADDOCK_COMMON_STATES_H
 
@@ -14,6 +14,11 @@ enum execution_state {
 #include "common/states.def"
     EXECUTION_STATE_COUNT
 };
+enum artifact_state {
+#define ARTIFACT_STATE(sym, name, terminal) ARTIFACT_##sym,
+#include "common/states.def"
+    ARTIFACT_STATE_COUNT
+};
 
 const char *sandbox_state_name(enum sandbox_state state);
 /* Returns 0, or -1 for a name that is not in the table. */
@@ -25,6 +30,11 @@ const char *execution_state_name(enum execution_state state);
 int execution_state_parse(const char *name, enum execution_state *state);
 bool execution_state_is_terminal(enum execution_state state);
 bool execution_transition_allowed(enum execution_state from, enum execution_state to);
+
+const char *artifact_state_name(enum artifact_state state);
+int artifact_state_parse(const char *name, enum artifact_state *state);
+bool artifact_state_is_terminal(enum artifact_state state);
+bool artifact_transition_allowed(enum artifact_state from, enum artifact_state to);
 
 /* Is the name one of the closed list of reasons? */
 bool reason_is_known(const char *name);

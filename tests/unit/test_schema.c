@@ -17,7 +17,7 @@
 
 /* --- states ------------------------------------------------------------------------------ */
 
-enum kind { SANDBOX, EXECUTION };
+enum kind { SANDBOX, EXECUTION, ARTIFACT };
 
 static const struct {
     enum kind kind;
@@ -26,6 +26,7 @@ static const struct {
 } transitions[] = {
 #define SANDBOX_TRANSITION(from, to) {SANDBOX, SANDBOX_##from, SANDBOX_##to},
 #define EXECUTION_TRANSITION(from, to) {EXECUTION, EXECUTION_##from, EXECUTION_##to},
+#define ARTIFACT_TRANSITION(from, to) {ARTIFACT, ARTIFACT_##from, ARTIFACT_##to},
 #include "common/states.def"
 };
 
@@ -39,6 +40,18 @@ static const char *execution_name(int state)
     return execution_state_name((enum execution_state)state);
 }
 
+static const char *artifact_name(int state)
+{
+    return artifact_state_name((enum artifact_state)state);
+}
+
+static const struct {
+    const char *name;
+    const char *(*state_name)(int state);
+} kinds[] = {[SANDBOX] = {"sandbox", sandbox_name},
+             [EXECUTION] = {"execution", execution_name},
+             [ARTIFACT] = {"artifact", artifact_name}};
+
 static const char *const reasons[] = {
 #define REASON(name, meaning) name,
 #include "common/states.def"
@@ -49,14 +62,13 @@ START_TEST(transitions_are_those_of_the_programs)
     _cleanup_db_ struct db *db = db_fixture_open();
 
     for (size_t i = 0; i < ARRAY_LEN(transitions); i++) {
-        bool is_sandbox = transitions[i].kind == SANDBOX;
-        const char *(*name)(int) = is_sandbox ? sandbox_name : execution_name;
+        const char *kind = kinds[transitions[i].kind].name;
+        const char *(*name)(int) = kinds[transitions[i].kind].state_name;
 
         ck_assert_int_eq(raw_long(db,
                                   "SELECT count(*) FROM state_transitions WHERE kind = '%s' AND"
                                   " from_state = '%s' AND to_state = '%s'",
-                                  is_sandbox ? "sandbox" : "execution", name(transitions[i].from),
-                                  name(transitions[i].to)),
+                                  kind, name(transitions[i].from), name(transitions[i].to)),
                          1);
     }
     ck_assert_int_eq(raw_long(db, "SELECT count(*) FROM state_transitions"),
