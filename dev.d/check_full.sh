@@ -110,9 +110,10 @@ coverage() {
 
 # --- other machines ----------------------------------------------------------------------
 
-# Needs what unit_tests built.
+# In a machine that has nothing but these programs.
 cgroup_v2_test() {
-    PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_CACHE_DIR=$cache tests/vm/cgroup-v2
+    make -s -C "$build" -j"$(nproc)" tests/unit/test_cgroup tests/unit/test_keeper &&
+        PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PADDOCK_CACHE_DIR=$cache tests/vm/cgroup-v2
 }
 
 # --- the list of all ---------------------------------------------------------------------
