@@ -217,9 +217,16 @@ enum verdict {
     VERDICT_CONFLICT, /* rolled back for a concurrent transaction; err is set */
 };
 
-static bool in_class(const char *sqlstate, const char *class)
+enum error_code db_sqlstate_code(const char *sqlstate)
 {
-    return strncmp(sqlstate, class, 2) == 0;
+    static const char *const unavailable[] = {"08", "53", "57", "58"};
+
+    if (strncmp(sqlstate, "40", 2) == 0 && strcmp(sqlstate, "40003") != 0)
+        return ERR_CONFLICT;
+    for (unsigned i = 0; i < ARRAY_LEN(unavailable); i++)
+        if (strncmp(sqlstate, unavailable[i], 2) == 0)
+            return ERR_DATABASE_UNAVAILABLE;
+    return ERR_INTERNAL;
 }
 
 /* Judges a result that is not a success. */
@@ -240,19 +247,13 @@ static enum verdict judge(struct db *db, enum statement stmt, const PGresult *re
         disconnect(db); /* whatever state it is in (COPY, memory) is not ours to mend */
         return VERDICT_FAILED;
     }
-    /* 40003, statement completion unknown, must not be repeated */
-    if (in_class(sqlstate, "40") && strcmp(sqlstate, "40003") != 0) {
-        error_set(err, ERR_CONFLICT, "statement %s: SQLSTATE %s", name, sqlstate);
+    error_set(err, db_sqlstate_code(sqlstate), "statement %s: SQLSTATE %s", name, sqlstate);
+    if (err->code == ERR_CONFLICT) {
         err->retry_after_ms = BACKOFF_MIN_MS;
         return VERDICT_CONFLICT;
     }
-    /* connection, resources, operator (shutdown, statement timeout): nothing wrong with us */
-    if (in_class(sqlstate, "08") || in_class(sqlstate, "53") || in_class(sqlstate, "57")) {
-        error_set(err, ERR_DATABASE_UNAVAILABLE, "statement %s: SQLSTATE %s", name, sqlstate);
+    if (err->code == ERR_DATABASE_UNAVAILABLE)
         err->retry_after_ms = BACKOFF_MAX_MS;
-        return VERDICT_FAILED;
-    }
-    error_set(err, ERR_INTERNAL, "statement %s: SQLSTATE %s", name, sqlstate);
     /* 26000 no such prepared statement (DISCARD, a pooler); 0A000 its result type changed under
      * it (a migration). Both are found before it runs. */
     if (strcmp(sqlstate, "26000") == 0 || strcmp(sqlstate, "0A000") == 0)

@@ -43,11 +43,18 @@ int db_ensure(struct db *db, struct error *err) __attribute__((warn_unused_resul
  * a result of PGRES_TUPLES_OK or PGRES_COMMAND_OK that the caller owns, or NULL:
  * ERR_DATABASE_UNAVAILABLE (connection lost: tried once more only when it was lost before the
  * statement was sent; or the server is shutting down, short of something, or ran into the
- * statement timeout: SQLSTATE classes 08, 53, 57), ERR_CONFLICT (class 40, after three tries),
+ * statement timeout: db_sqlstate_code), ERR_CONFLICT (class 40, after three tries),
  * ERR_INTERNAL (anything else, with the SQLSTATE in the detail, never the text of parameters).
  * Each statement is its own transaction: not for use between BEGIN and COMMIT on db_connection. */
 PGresult *db_exec(struct db *db, enum statement stmt, const char *const params[], struct error *err)
     __attribute__((warn_unused_result));
+
+/* What an SQLSTATE that the server sent says about a statement: ERR_CONFLICT, it lost a race and
+ * may be sent again (class 40, but for 40003, which says that nobody knows whether it took effect);
+ * ERR_DATABASE_UNAVAILABLE, the server cannot for now, and nothing is wrong with the statement (08
+ * connection, 53 resources: a full disk above all, 57 shutdown and statement timeout, 58 its own
+ * host's errors); ERR_INTERNAL, any other. */
+enum error_code db_sqlstate_code(const char *sqlstate);
 
 /* The raw connection for migrations; connects if need be. Borrowed. */
 PGconn *db_connection(struct db *db, struct error *err);

@@ -17,6 +17,7 @@
 #include <sys/queue.h>
 
 #include "common/cleanup.h"
+#include "common/db.h"
 #include "daemon/dbconn.h"
 
 #define QUEUE_MAX 65536
@@ -25,6 +26,7 @@
 #define WINDOW 128
 #define RETRIES_MAX 3
 #define CRASHES_MAX 3
+#define UNAVAILABLE_RETRY_MS 2000 /* what clients that wait are told: when to ask again */
 #define OWNER_BUCKETS 4096u
 /* PGresults without content that libpq may give in a row between two statements; more would mean
  * that it and we disagree on what was sent. */
@@ -430,8 +432,10 @@ static enum verdict judge(const struct item *item, const char *sqlstate)
 {
     if (item->retries >= RETRIES_MAX)
         return VERDICT_FINAL;
-    /* 40: serialisation failure, deadlock. 26000: the PREPARE it relied on was refused. */
-    if (strncmp(sqlstate, "40", 2) == 0 || (strcmp(sqlstate, "26000") == 0 && !item->prepared_now))
+    /* A lost race (serialisation failure, deadlock). 26000: the PREPARE it relied on was refused.
+     */
+    if (db_sqlstate_code(sqlstate) == ERR_CONFLICT ||
+        (strcmp(sqlstate, "26000") == 0 && !item->prepared_now))
         return VERDICT_RETRY;
     /* 0A000: "cached plan must not change result type", after a migration. */
     if (strcmp(sqlstate, "0A000") == 0 && !item->prepared_now)
@@ -465,8 +469,10 @@ static void finish_first(struct dbq *dbq)
                 lose(dbq, false, "a prepared statement is out of date");
             return;
         }
-        error_set(&err, strncmp(sqlstate, "40", 2) == 0 ? ERR_CONFLICT : ERR_INTERNAL,
-                  "%s: SQLSTATE %s", statement_name(item->stmt), sqlstate);
+        error_set(&err, db_sqlstate_code(sqlstate), "%s: SQLSTATE %s", statement_name(item->stmt),
+                  sqlstate);
+        if (error_code_status(err.code) == 503)
+            err.retry_after_ms = UNAVAILABLE_RETRY_MS;
     } else if (!res) {
         error_set(&err, ERR_INTERNAL, "%s: no result", statement_name(item->stmt));
     }
@@ -481,8 +487,8 @@ static bool take_error(struct dbq *dbq, const PGresult *res)
     const char *severity = PQresultErrorField(res, PG_DIAG_SEVERITY_NONLOCALIZED);
     /* Without an SQLSTATE it is libpq that speaks: the connection is gone, or no memory. */
     if (!sqlstate || !severity || strcmp(severity, "ERROR") != 0) {
-        /* 57P01 to 57P03: shut down, another backend crashed, starting up. */
-        if (sqlstate && strncmp(sqlstate, "57P0", 4) == 0)
+        /* Shut down, another backend crashed, no room for the log (a PANIC): none is its fault. */
+        if (sqlstate && db_sqlstate_code(sqlstate) == ERR_DATABASE_UNAVAILABLE)
             dbq->farewell = true;
         lose(dbq, true, PQresultErrorMessage(res));
         return false;

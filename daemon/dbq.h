@@ -24,8 +24,8 @@
 struct dbq;
 
 /* res: borrowed, PGRES_TUPLES_OK or PGRES_COMMAND_OK; NULL with err set when the server refused
- * the statement (SQLSTATE in the detail) or dbq is being freed. Called once, from the loop,
- * never from within dbq_send. */
+ * the statement (db_sqlstate_code; SQLSTATE in the detail) or dbq is being freed. Called once, from
+ * the loop, never from within dbq_send. */
 typedef void (*dbq_result_cb)(const PGresult *res, const struct error *err, void *arg);
 /* A notification's payload (borrowed). */
 typedef void (*dbq_notify_cb)(const char *payload, void *arg);

@@ -377,6 +377,34 @@ START_TEST(a_race_lost_for_ever_is_refused_after_three_more_tries)
 }
 END_TEST
 
+/* A full disk above all: whoever asked may try again. */
+START_TEST(a_server_in_need_is_unavailable)
+{
+    static const char *const states[] = {"53100", "53200", "58030"};
+    struct fixture f;
+    struct seen seen[ARRAY_LEN(states)] = {0};
+    char text[512];
+    setup(&f);
+    dbq_start(f.db);
+    for (int i = 0; i < (int)ARRAY_LEN(states); i++) {
+        snprintf(text, sizeof(text),
+                 "CREATE OR REPLACE FUNCTION need() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                 " RAISE EXCEPTION 'need' USING ERRCODE = '%s'; END $$",
+                 states[i]);
+        sql_do(&f, text);
+        if (i == 0)
+            sql_do(&f, "CREATE TRIGGER need BEFORE INSERT ON projects FOR EACH ROW"
+                       " EXECUTE FUNCTION need()");
+        send_project(&f, "need", &seen[i]);
+        run_until(&f, i + 1);
+        ck_assert_int_eq(seen[i].err.code, ERR_DATABASE_UNAVAILABLE);
+        ck_assert_int_gt(seen[i].err.retry_after_ms, 0);
+    }
+    sql_do(&f, "DROP FUNCTION need CASCADE");
+    teardown(&f);
+}
+END_TEST
+
 /* Lost connections ------------------------------------------------------------------- */
 
 #define OURS "application_name = 'paddockd'"
@@ -865,6 +893,7 @@ int main(void)
     tcase_add_test(tc, bytes_and_nulls_arrive_as_they_are);
     tcase_add_test(tc, a_lost_race_is_run_again);
     tcase_add_test(tc, a_race_lost_for_ever_is_refused_after_three_more_tries);
+    tcase_add_test(tc, a_server_in_need_is_unavailable);
     tcase_add_test(tc, statements_in_flight_survive_the_end_of_both_backends);
     tcase_add_test(tc, a_statement_ended_by_the_operator_many_times_still_runs);
     tcase_add_test(tc, statements_queued_while_the_server_is_away_run_when_it_is_back);
