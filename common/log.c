@@ -3,12 +3,14 @@
  * Whatever a message holds, a record stays one line of printable ASCII (but for
  * the "…" of a cut), so no input can split or forge one; it stays below
  * PIPE_BUF, so records of several processes on one pipe never mix; errno
- * survives. A record that cannot be written is lost: logging never fails a request.
+ * survives. A record that cannot be written is lost: logging never fails a request. One that a
+ * full disk cut off is ended before this process writes another.
  */
 #include "common/log.h"
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -126,6 +128,20 @@ static void record_begin(struct record *record, const struct log *log, enum log_
     record_escaped(record, event, true);
 }
 
+/* Returns the bytes that were written. */
+static size_t write_all(int fd, const char *data, size_t len)
+{
+    size_t done = 0;
+    while (done < len) {
+        ssize_t n = write(fd, data + done, len - done);
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            break;
+    }
+    return done;
+}
+
 /* Closes the line (room for that was kept) and writes it. */
 static void record_end(struct record *record, int fd, bool in_quotes)
 {
@@ -137,14 +153,12 @@ static void record_end(struct record *record, int fd, bool in_quotes)
         record->data[record->len++] = '"';
     record->data[record->len++] = '\n';
 
-    size_t done = 0;
-    while (done < record->len) {
-        ssize_t n = write(fd, record->data + done, record->len - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            return;
-    }
+    static atomic_bool torn;
+    if (atomic_exchange(&torn, false) && write_all(fd, "\n", 1) < 1)
+        torn = true;
+    size_t done = torn ? 0 : write_all(fd, record->data, record->len);
+    if (done > 0 && done < record->len)
+        torn = true;
 }
 
 static bool log_wants(const struct log *log, enum log_level level)

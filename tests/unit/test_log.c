@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define ELLIPSIS "…"
@@ -255,6 +256,40 @@ START_TEST(a_full_pipe_loses_records_not_time)
 }
 END_TEST
 
+/* As a full disk does: the limit on a file's size lets part of a record in. */
+START_TEST(a_record_that_was_cut_off_is_ended_before_the_next)
+{
+    FILE *file = tmpfile();
+    struct log full = logger;
+    struct rlimit limit;
+    char text[1000];
+
+    ck_assert_ptr_nonnull(file);
+    full.fd = fileno(file);
+    log_info(&full, "first", NULL);
+    off_t first = lseek(full.fd, 0, SEEK_END);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = (rlim_t)first + 10;
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    log_info(&full, "second", NULL);
+    log_info(&full, "third", NULL);
+    limit.rlim_cur = limit.rlim_max;
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    log_info(&full, "fourth", NULL);
+    log_info(&full, "fifth", NULL);
+    ssize_t len = pread(full.fd, text, sizeof(text) - 1, first);
+    ck_assert_int_gt(len, 10);
+    text[len] = '\0';
+    ck_assert_int_eq(strncmp(text + 10, "\nts=", 4), 0);
+    ck_assert_ptr_null(strstr(text, "third"));
+    const char *fourth = strstr(text, "event=fourth\nts=");
+    ck_assert_ptr_nonnull(fourth);
+    ck_assert_ptr_nonnull(strstr(fourth, "event=fifth\n"));
+    (void)fclose(file);
+}
+END_TEST
+
 START_TEST(a_terminal_gets_colour)
 {
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -296,6 +331,7 @@ int main(void)
     tcase_add_test(tcase, a_cut_detail_is_still_quoted);
     tcase_add_test(tcase, errno_survives);
     tcase_add_test(tcase, a_full_pipe_loses_records_not_time);
+    tcase_add_test(tcase, a_record_that_was_cut_off_is_ended_before_the_next);
     tcase_add_test(tcase, a_terminal_gets_colour);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_NORMAL);
