@@ -587,8 +587,10 @@ static void on_looked(const PGresult *res, const struct error *err, void *arg)
     const char *sandbox_id = state ? db_column(res, 0, "sandbox_id") : NULL;
     enum execution_state known;
 
-    if (!res)
+    if (!res) {
         log_error_value(&e->d->log, LOG_WARN, "execution_not_read", err);
+        node_scan_soon(e->d->node);
+    }
     /* It was cancelled before it began. */
     if (state && execution_state_parse(state, &known) == 0 && execution_state_is_terminal(known))
         answers_execution_row(e->d->answers, res, 0);
@@ -610,6 +612,7 @@ static void on_claim(const PGresult *res, const struct error *err, void *arg)
 
     if (!res) {
         log_error_value(&e->d->log, LOG_WARN, "execution_not_claimed", err);
+        node_scan_soon(e->d->node);
         done(e);
     } else if (PQntuples(res) > 0) {
         claimed(e, res);

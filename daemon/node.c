@@ -7,7 +7,8 @@
  * a newer one, and then this process ends. A lost notification is made up for by
  * a scan: after registration, at every reconnect, and every daemon.scan. With
  * it go the rows that this node claimed and the guests that the keeper holds:
- * what nobody here knows of is ended.
+ * what nobody here knows of is ended. A node whose disk is full says so in its
+ * row, or it would seem the least loaded and be given everything.
  */
 #include "daemon/node.h"
 
@@ -21,10 +22,12 @@
 #include "common/db.h"
 #include "common/id.h"
 #include "common/text.h"
+#include "daemon/keeper/preflight.h"
 #include "daemon/run.h"
 #include "daemon/sandbox.h"
 
 #define NUMBER_SIZE 24 /* a 64-bit integer as text */
+#define SCAN_SOON_MS 2000
 
 struct node {
     struct daemon *d;
@@ -37,8 +40,12 @@ struct node {
     bool beating;
     bool scanning;
     bool scan_again; /* asked for while one was on its way */
+    bool scan_is_soon;
     bool comparing;
     bool closed;
+    bool is_full;      /* as its row says */
+    bool becomes_full; /* as it is told to */
+    bool telling;
     struct loop_timer *heartbeat;
     struct loop_timer *scan;
     void (*on_registered)(struct daemon *d);
@@ -141,6 +148,13 @@ static void notified(const char *payload, void *arg)
 
 static void scan(struct node *node);
 
+void node_scan_soon(struct node *node)
+{
+    if (node->scan_is_soon || node->d->config->daemon_scan <= SCAN_SOON_MS)
+        return;
+    node->scan_is_soon = loop_timer_arm(node->scan, SCAN_SOON_MS) == 0;
+}
+
 static void compare_done(const PGresult *res, const struct error *err, void *arg)
 {
     struct node *node = arg;
@@ -169,8 +183,10 @@ static void scan_done(const PGresult *res, const struct error *err, void *arg)
 {
     struct node *node = arg;
     node->scanning = false;
-    if (!res)
+    if (!res) {
         log_error_value(&node->d->log, LOG_WARN, "scan_failed", err);
+        node_scan_soon(node);
+    }
     for (int row = 0; res && row < PQntuples(res); row++) {
         const char *kind = db_column(res, row, "kind");
         const char *id = db_column(res, row, "id");
@@ -198,6 +214,7 @@ static void scan(struct node *node)
 static void scan_fired(void *arg)
 {
     struct node *node = arg;
+    node->scan_is_soon = false;
     loop_timer_arm(node->scan, node->d->config->daemon_scan);
     /* While the database is away one waiting scan is enough. */
     if (!node->scanning)
@@ -206,11 +223,44 @@ static void scan_fired(void *arg)
 
 /* Registration ----------------------------------------------------------------------- */
 
+static bool send_accepting(struct node *node, bool accepting, dbq_result_cb cb)
+{
+    const struct dbq_param params[] = {
+        {.value = node->number}, {.value = node->epoch}, {.value = accepting ? "true" : "false"}};
+    return node_send(node, STMT_NODE_SET_ACCEPTING, params, cb);
+}
+
 static void send_close(struct node *node)
 {
-    const struct dbq_param params[] = {{.value = node->number}, {.value = node->epoch}};
     if (node->registered)
-        node_send(node, STMT_NODE_CLOSE, params, NULL);
+        send_accepting(node, false, NULL);
+}
+
+static void room_told(const PGresult *res, const struct error *err, void *arg)
+{
+    struct node *node = arg;
+    node->telling = false;
+    if (res)
+        node->is_full = node->becomes_full;
+    else
+        log_error_value(&node->d->log, LOG_WARN, "room_not_told", err);
+}
+
+void node_check_room(struct node *node)
+{
+    bool has_room = true;
+    uint64_t free_mb = 0;
+    if (!node->registered || node->closed || node->telling ||
+        preflight_room(node->d->config->daemon_state_dir, &has_room, &free_mb) < 0 ||
+        has_room != node->is_full)
+        return;
+    if (has_room)
+        log_info(&node->d->log, "node_has_room", "free_mb=%" PRIu64, free_mb);
+    else
+        log_fail(&node->d->log, "node_out_of_room", "free_mb=%" PRIu64 " mend=make room in %s",
+                 free_mb, node->d->config->daemon_state_dir);
+    node->becomes_full = !has_room;
+    node->telling = send_accepting(node, has_room, room_told);
 }
 
 static void registration_done(const PGresult *res, const struct error *err, void *arg)
@@ -241,6 +291,7 @@ static void registration_done(const PGresult *res, const struct error *err, void
     sandboxes_adopt_held(d->sandboxes);
     if (node->on_registered)
         node->on_registered(d);
+    node_check_room(node);
     scan(node);
 }
 
@@ -303,6 +354,7 @@ static void heartbeat_fired(void *arg)
 {
     struct node *node = arg;
     loop_timer_arm(node->heartbeat, node->d->config->daemon_heartbeat);
+    node_check_room(node);
     if (node->registered)
         beat(node);
     else if (dbq_is_connected(node->d->db))

@@ -23,4 +23,12 @@ const char *node_number_text(const struct node *node);
 const char *node_epoch_text(const struct node *node);
 bool node_is_registered(const struct node *node);
 
+/* A guest could not be started. While its state folder's disk is full a node takes no more work;
+ * that is looked at with each heartbeat, and now. */
+void node_check_room(struct node *node);
+
+/* The database refused work that was announced, and it stays as it is: looks for it again in a few
+ * seconds, until it answers, and not only at the next scan. */
+void node_scan_soon(struct node *node);
+
 #endif

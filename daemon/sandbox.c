@@ -279,6 +279,8 @@ static void on_guest_ended(void *arg, const char *reason)
     /* Before the row's end, which would take those for lost that wait for this. */
     sandboxes_measured(s->all, s->id, strcmp(reason, "oom") == 0);
     guest_link_free(steal_ptr(s->guest));
+    if (strcmp(reason, "provision_failed") == 0)
+        node_check_room(s->all->d->node);
     sandbox_end_row(s, reason);
 }
 
@@ -312,6 +314,7 @@ static void on_claim(const PGresult *res, const struct error *err, void *arg)
     if (!res) {
         /* Still queued; the next scan announces it again. */
         log_error_value(&s->all->d->log, LOG_WARN, "sandbox_not_claimed", err);
+        node_scan_soon(s->all->d->node);
         sandbox_remove(s);
         return;
     }
@@ -374,8 +377,10 @@ static void on_look(const PGresult *res, const struct error *err, void *arg)
     struct sandbox *s = arg;
 
     s->look_sent = false;
-    if (!res)
+    if (!res) {
         log_error_value(&s->all->d->log, LOG_WARN, "sandbox_not_read", err);
+        node_scan_soon(s->all->d->node);
+    }
     if (s->phase == PHASE_LOOKING) {
         if (res)
             looked_unheld(s, res);
@@ -423,7 +428,8 @@ static void on_queued(const PGresult *res, const struct error *err, void *arg)
 
     if (!res) {
         log_error_value(&s->all->d->log, LOG_WARN, "executions_not_read", err);
-        return; /* the next scan announces them */
+        node_scan_soon(s->all->d->node); /* which announces them */
+        return;
     }
     for (int row = 0; row < PQntuples(res); row++) {
         const char *id = db_column(res, row, "id");

@@ -560,6 +560,16 @@ static int start_all(struct supervisor *sup, bool smoke, struct error *err)
     return -1;
 }
 
+/* A smoke guest that failed on a full disk says nothing about this host. */
+static void excuse_full_disk(struct supervisor *sup, struct error *err)
+{
+    struct error room = ERROR_INIT;
+
+    if (err->code == ERR_PREFLIGHT &&
+        preflight_run(PREFLIGHT_STORE, &sup->found, sup->config, sup->log, &room) < 0)
+        *err = room;
+}
+
 /* The first start shows whether this host can do it at all. What it found missing ends paddockd for
  * good; what may be otherwise at another try (a keeper or a smoke guest that was killed) is tried
  * again, as after any later start, but in the end left to the init system. */
@@ -568,7 +578,7 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
     bool smoke = sup->config->guest_smoke;
     bool proven = false;
     unsigned tries = 0;
-    int code = 1;
+    int code = SUPERVISOR_EXIT_AGAIN;
 
     sup->backoff_ms = BACKOFF_MIN_MS;
     for (;;) {
@@ -576,11 +586,12 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
 
         if (start_all(sup, smoke, err) < 0) {
             if (sup->stop_requests > 0)
-                return 1;
+                return SUPERVISOR_EXIT_AGAIN;
+            excuse_full_disk(sup, err);
             if (!proven && err->code == ERR_PREFLIGHT)
                 return SUPERVISOR_EXIT_FATAL;
             if (!proven && ++tries == START_TRIES)
-                return 1;
+                return SUPERVISOR_EXIT_AGAIN;
             log_error_value(sup->log, LOG_ERROR, "start_failed", err);
             *err = (struct error)ERROR_INIT;
         } else {
@@ -596,7 +607,7 @@ static int run_until_stopped(struct supervisor *sup, struct error *err)
             return code;
         plan_restart(sup);
         if (!back_off(sup))
-            return 1;
+            return SUPERVISOR_EXIT_AGAIN;
     }
 }
 
@@ -664,15 +675,19 @@ int supervisor_run(const struct config *config, const struct supervisor_options 
                    const struct log *log, struct error *err)
 {
     struct supervisor sup;
-    int code = SUPERVISOR_EXIT_FATAL;
+    bool prepared = false;
+    int code;
 
     if (prepare(&sup, config, log, err) == 0) {
         sup.options = options;
         notify_open(&sup.notify);
         sup.lock_fd = lock_state(config, LOCK_WAIT_MS, err);
-        if (sup.lock_fd >= 0 && prepare_guests(&sup, err) == 0)
-            code = run_until_stopped(&sup, err);
+        prepared = sup.lock_fd >= 0 && prepare_guests(&sup, err) == 0;
     }
+    if (prepared)
+        code = run_until_stopped(&sup, err);
+    else
+        code = err->code == ERR_SYSTEM ? SUPERVISOR_EXIT_AGAIN : SUPERVISOR_EXIT_FATAL;
     release(&sup);
     return code;
 }

@@ -11,6 +11,8 @@
 
 /* Exit code that a restart cannot mend (DAEMON_EXIT_CONFIG; systemd: RestartPreventExitStatus). */
 #define SUPERVISOR_EXIT_FATAL 64
+/* Another try may do better: a full disk, a smoke guest that was killed. */
+#define SUPERVISOR_EXIT_AGAIN 1
 
 struct supervisor_options {
     const char *program;     /* executed as main, with --main; absolute */

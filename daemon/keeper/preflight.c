@@ -154,29 +154,39 @@ static int check_user(struct preflight *found, const struct config *config, cons
     return 0;
 }
 
+int preflight_room(const char *state_dir, bool *has_room, uint64_t *free_mb)
+{
+    struct statvfs fs;
+
+    if (statvfs(state_dir, &fs) < 0)
+        return -1;
+    /* A file system without bounds (ramfs) has no blocks. */
+    *free_mb = fs.f_blocks == 0 ? UINT64_MAX : (uint64_t)fs.f_bavail * fs.f_frsize / (1024 * 1024);
+    *has_room = *free_mb >= STORE_FREE_MIN_MB;
+    return 0;
+}
+
 static int check_store(struct preflight *found, const struct config *config, const struct log *log,
                        struct error *err)
 {
     const char *path = config->daemon_state_dir;
-    struct statvfs fs;
+    bool has_room;
     uint64_t free_mb;
 
     (void)log;
     if (check_folders(found, config, err) < 0)
         return -1;
-    if (statvfs(path, &fs) < 0)
+    if (preflight_room(path, &has_room, &free_mb) < 0)
         return error_set(err, ERR_PREFLIGHT, "%s cannot be looked at (%s)", path, strerror(errno));
-    free_mb = (uint64_t)fs.f_bavail * fs.f_frsize / (1024 * 1024);
-    if (fs.f_blocks == 0) { /* a file system without bounds (ramfs) */
-        note(found, "%s", path);
-        return 0;
-    }
-    if (free_mb < STORE_FREE_MIN_MB)
-        return error_set(err, ERR_PREFLIGHT,
+    if (!has_room)
+        return error_set(err, ERR_SYSTEM,
                          "%s has %ju MiB of free space, and guests need %d at least: make room, or "
                          "set daemon.state_dir",
                          path, (uintmax_t)free_mb, STORE_FREE_MIN_MB);
-    note(found, "%s, %ju MiB free", path, (uintmax_t)free_mb);
+    if (free_mb == UINT64_MAX)
+        note(found, "%s", path);
+    else
+        note(found, "%s, %ju MiB free", path, (uintmax_t)free_mb);
     return 0;
 }
 

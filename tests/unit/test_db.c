@@ -45,7 +45,8 @@ START_TEST(results_of_both_kinds_come_back)
     make_node(db, "7", "5", epoch);
     for (int i = 0; i < 3; i++) { /* prepared once, run often */
         _cleanup_pgresult_ PGresult *rows = run(db, STMT_NODE_HEARTBEAT, "7", epoch);
-        _cleanup_pgresult_ PGresult *command = run(db, STMT_NODE_CLOSE, "7", epoch);
+        _cleanup_pgresult_ PGresult *command =
+            run(db, STMT_NODE_SET_ACCEPTING, "7", epoch, "false");
 
         assert_column(rows, "verdict", "current");
         ck_assert_int_eq(PQresultStatus(command), PGRES_COMMAND_OK);
@@ -165,7 +166,7 @@ END_TEST
 
 START_TEST(a_server_in_need_is_unavailable)
 {
-    static const char *const states[] = {"53100", "53200", "57P01", "08006"};
+    static const char *const states[] = {"53100", "53200", "57P01", "08006", "58030"};
     _cleanup_db_ struct db *db = db_fixture_open();
     struct error err = ERROR_INIT;
     char epoch[ID_TEXT_SIZE];

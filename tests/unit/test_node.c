@@ -3,9 +3,13 @@
  * sandboxes are replaced by a recorder in this file.
  */
 #include <check.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include "common/id.h"
 #include "daemon/node.h"
@@ -39,6 +43,7 @@ struct fixture {
 };
 
 static char templates[] = "base node";
+static char state_dir[] = "/tmp";
 
 void sandboxes_work(struct sandboxes *all, char kind, const char *id)
 {
@@ -121,6 +126,7 @@ static void setup(struct fixture *f)
     f->config.node_number = 1;
     f->config.node_max_sandboxes = 10;
     f->config.guest_templates = templates;
+    f->config.daemon_state_dir = state_dir;
     f->config.daemon_lease = 30000;
     f->config.daemon_heartbeat = 3600000;
     f->config.daemon_scan = 3600000;
@@ -348,6 +354,94 @@ START_TEST(a_closed_node_takes_no_admissions)
 }
 END_TEST
 
+/* Of the state folder alone: a mount that nobody else sees, and that ends with this test's process.
+ */
+static void mount_small(struct fixture *f)
+{
+    static char path[] = "/tmp/paddock-test-node-XXXXXX";
+    ck_assert_ptr_nonnull(mkdtemp(path));
+    ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
+    ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    ck_assert_int_eq(mount("none", path, "tmpfs", 0, "size=20m"), 0);
+    f->config.daemon_state_dir = path;
+}
+
+static void fill(const struct fixture *f, off_t bytes)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/ballast", f->config.daemon_state_dir);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, 0), 0);
+    ck_assert_int_eq(bytes > 0 ? posix_fallocate(fd, 0, bytes) : 0, 0);
+    close(fd);
+}
+
+static long accepting_now(struct fixture *f)
+{
+    loop_until_idle(f);
+    return raw_long(f->db, "SELECT accepting::int FROM nodes");
+}
+
+START_TEST(a_node_whose_disk_is_full_takes_no_admissions_until_there_is_room)
+{
+    struct fixture f;
+    setup(&f);
+    mount_small(&f);
+    register_now(&f);
+    ck_assert_int_eq(accepting_now(&f), 1);
+    fill(&f, 19 << 20);
+    node_check_room(f.d.node);
+    ck_assert_int_eq(accepting_now(&f), 0);
+    node_check_room(f.d.node);
+    ck_assert_int_eq(accepting_now(&f), 0);
+    fill(&f, 0);
+    node_check_room(f.d.node);
+    ck_assert_int_eq(accepting_now(&f), 1);
+    /* One that is closed stays so. */
+    node_close(f.d.node);
+    fill(&f, 19 << 20);
+    node_check_room(f.d.node);
+    fill(&f, 0);
+    node_check_room(f.d.node);
+    ck_assert_int_eq(accepting_now(&f), 0);
+    teardown(&f);
+    ck_assert_int_eq(umount(f.config.daemon_state_dir), 0);
+    ck_assert_int_eq(rmdir(f.config.daemon_state_dir), 0);
+}
+END_TEST
+
+START_TEST(a_node_that_starts_on_a_full_disk_says_so)
+{
+    struct fixture f;
+    setup(&f);
+    mount_small(&f);
+    fill(&f, 19 << 20);
+    register_now(&f);
+    ck_assert_int_eq(accepting_now(&f), 0);
+    teardown(&f);
+    ck_assert_int_eq(umount(f.config.daemon_state_dir), 0);
+    ck_assert_int_eq(rmdir(f.config.daemon_state_dir), 0);
+}
+END_TEST
+
+START_TEST(refused_work_is_looked_for_soon)
+{
+    struct fixture f;
+    char sandbox[ID_TEXT_SIZE];
+    setup(&f);
+    register_now(&f);
+    loop_until_idle(&f);
+    make_sandbox(f.db, f.project, sandbox);
+    loop_until_work(&f, 1); /* announced; should its claim be refused, it stays as it is */
+    node_scan_soon(f.d.node);
+    node_scan_soon(f.d.node);
+    loop_until_work(&f, 2); /* though the next scan is an hour away */
+    ck_assert_str_eq(f.sandboxes.id, sandbox);
+    teardown(&f);
+}
+END_TEST
+
 START_TEST(a_node_closed_while_it_registers_stays_closed)
 {
     struct fixture f;
@@ -416,6 +510,9 @@ int main(void)
     tcase_add_test(tc, a_daemon_whose_node_was_taken_over_ends);
     tcase_add_test(tc, a_takeover_is_noticed_at_a_reconnect);
     tcase_add_test(tc, a_closed_node_takes_no_admissions);
+    tcase_add_test(tc, a_node_whose_disk_is_full_takes_no_admissions_until_there_is_room);
+    tcase_add_test(tc, a_node_that_starts_on_a_full_disk_says_so);
+    tcase_add_test(tc, refused_work_is_looked_for_soon);
     tcase_add_test(tc, a_node_closed_while_it_registers_stays_closed);
     tcase_add_test(tc, a_refused_registration_is_tried_again);
     tcase_add_test(tc, the_scan_finds_what_no_notification_announced);

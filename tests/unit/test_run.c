@@ -234,7 +234,7 @@ START_TEST(what_is_queued_is_committed_before_it_leaves_and_a_second_signal_does
     launch_registered(&f);
     free(raw(f.db, "BEGIN"));
     free(raw(f.db, "LOCK TABLE nodes"));
-    kill(f.pid, SIGTERM); /* NODE_CLOSE waits for the lock */
+    kill(f.pid, SIGTERM); /* NODE_SET_ACCEPTING waits for the lock */
     while (!closing_waits(&f))
         breathe();
     ck_assert_int_eq(waitpid(f.pid, NULL, WNOHANG), 0);

@@ -352,7 +352,8 @@ START_TEST(an_old_epoch_writes_nothing)
 
     _cleanup_pgresult_ PGresult *beat = run(s.db, STMT_NODE_HEARTBEAT, "1", s.epoch);
     assert_column(beat, "verdict", "taken_over");
-    _cleanup_pgresult_ PGresult *close_node = run(s.db, STMT_NODE_CLOSE, "1", s.epoch);
+    _cleanup_pgresult_ PGresult *close_node =
+        run(s.db, STMT_NODE_SET_ACCEPTING, "1", s.epoch, "false");
     ck_assert_str_eq(PQcmdTuples(close_node), "0");
     _cleanup_pgresult_ PGresult *claim = run(s.db, STMT_SANDBOX_CLAIM, sandbox, "1", s.epoch);
     ck_assert_int_eq(PQntuples(claim), 0);

@@ -11,11 +11,13 @@
 #include <ftw.h>
 #include <jansson.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -775,6 +777,23 @@ START_TEST(a_failed_preflight_starts_nothing)
 }
 END_TEST
 
+/* The init system starts it again; what is missing for good it does not. The mount is seen by
+ * nobody else, and ends with this test's process. */
+START_TEST(a_full_disk_is_worth_another_try)
+{
+    struct error err = ERROR_INIT;
+
+    make("state");
+    ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
+    ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    ck_assert_int_eq(mount("none", config->daemon_state_dir, "tmpfs", 0, "size=4m,mode=711"), 0);
+    ck_assert_int_eq(supervisor_run(config, &options, &quiet, &err), SUPERVISOR_EXIT_AGAIN);
+    ck_assert_ptr_nonnull(strstr(err.detail, "free space"));
+    ck_assert_int_eq(child_of(getpid(), 0), 0);
+    ck_assert_int_eq(umount(config->daemon_state_dir), 0);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite;
@@ -812,6 +831,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, a_dying_keepers_lock_is_waited_for);
     tcase_add_test(tcase, a_second_paddockd_is_refused_and_a_check_is_not);
     tcase_add_test(tcase, a_failed_preflight_starts_nothing);
+    tcase_add_test(tcase, a_full_disk_is_worth_another_try);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_ENV);
     failed = srunner_ntests_failed(runner);
