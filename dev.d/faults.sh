@@ -2,21 +2,24 @@
 # shellcheck shell=bash
 
 run_faults() {
+    # The small file systems that are filled up are mounted where nobody else sees them, and are gone
+    # with the last of these processes, however that ends.
     PADDOCK_BUILD_DIR=$build PADDOCK_IMAGES_DIR=$images PYTHONDONTWRITEBYTECODE=1 \
-        "$python" "$root/tests/faults/faults.py" "$@"
+        unshare --mount "$python" "$root/tests/faults/faults.py" "$@"
 }
 
 # ./dev faults [SEED...]
 do_faults() {
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_CONF_EXTRA
+    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PID_DIR PADDOCK_PORT \
+        PADDOCK_CONF_EXTRA
     make_ready
     run_faults "$@"
 }
 
-# For ./dev check: two seeds that are always the same, and one that is not. Adds to its counts.
+# For ./dev check: a seed that is always the same, and one that is not. Adds to its counts.
 fault_tests() {
     local log=$cache/log/faults.log sum
-    run_faults 1 2 --random 1 >"$log" 2>&1 || true
+    run_faults 1 --random 1 >"$log" 2>&1 || true
     sum=$(tail -n 1 "$log")
     if [[ $sum =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))

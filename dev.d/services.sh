@@ -1,6 +1,7 @@
 # The running service: a private Postgres, paddockd, paddock-fcgi and a web server (web.sh), in one
-# folder and on one loopback port. Sourced by ./dev. Every part has NAME.pid and NAME.log in the run
-# folder; `up` starts those that are not running, so it also mends what was killed.
+# folder and on one loopback port. Sourced by ./dev. Every part has NAME.log in the run folder and
+# NAME.pid there or in PADDOCK_PID_DIR; `up` starts those that are not running, so it also mends what
+# was killed.
 # shellcheck shell=bash
 
 # From /, since the user may not even look at the folder that ./dev was called in.
@@ -21,20 +22,21 @@ place_run_dir() {
         fi
     fi
     run=$(realpath "$run")
+    pids=${PADDOCK_PID_DIR:-$run}
     # Several of these may run at once on a machine: each has a cgroup of its own.
     cgroup=/paddock-$(printf '%s' "$run" | sha256sum | cut -c1-12)
 }
 
-is_running() { start-stop-daemon --status --pidfile "$run/$1.pid" --exec "$2" 2>/dev/null; }
+is_running() { start-stop-daemon --status --pidfile "$pids/$1.pid" --exec "$2" 2>/dev/null; }
 
 start() {
     local name=$1 program=$2
     shift 2
-    start-stop-daemon --start --quiet --background --make-pidfile --pidfile "$run/$name.pid" \
+    start-stop-daemon --start --quiet --background --make-pidfile --pidfile "$pids/$name.pid" \
         --output "$run/$name.log" --chdir / --exec "$program" -- "$@" ||
         die "$name could not be started"
     # It returns after the fork: until the exec, the process is not the program yet.
-    until is_running "$name" "$program" || has_ended "$run/$name.pid"; do sleep 0.01; done
+    until is_running "$name" "$program" || has_ended "$pids/$name.pid"; do sleep 0.01; done
 }
 
 # Was the process of this pid file there, and is it gone?
@@ -42,7 +44,7 @@ has_ended() { [[ -s $1 ]] && ! kill -0 "$(<"$1")" 2>/dev/null; }
 
 stop() {
     start-stop-daemon --stop --quiet --oknodo --remove-pidfile --retry TERM/30/KILL/5 \
-        --pidfile "$run/$1.pid" --exec "$2" || say "$1 did not stop"
+        --pidfile "$pids/$1.pid" --exec "$2" || say "$1 did not stop"
 }
 
 # Waits until "$@" (after name, program and what is waited for) succeeds; a part that ended
@@ -77,7 +79,8 @@ postgres_up() {
     options+=" -c unix_socket_permissions=0700 -c max_connections=100"
     is_running postgres "$bin/postgres" && return
     if [[ ! -s $run/pg/PG_VERSION ]]; then
-        rm -rf "$run/pg"
+        # Emptied and not removed: it may be a file system of its own.
+        [[ ! -d $run/pg ]] || find "$run/pg" -mindepth 1 -delete
         install -d -m 0700 -o paddock -g paddock "$run/pg"
         as_paddock "$bin/initdb" -D "$run/pg" -U paddock -A trust -E UTF8 --locale=C --no-sync \
             --no-instructions >"$run/postgres.log" 2>&1 || die "initdb failed: $run/postgres.log"
@@ -91,7 +94,7 @@ postgres_up() {
         tail -n 20 "$run/postgres.log" >&2
         die "Postgres did not start"
     }
-    head -n 1 "$run/pg/postmaster.pid" >"$run/postgres.pid"
+    head -n 1 "$run/pg/postmaster.pid" >"$pids/postgres.pid"
 }
 
 postgres_down() {
@@ -101,7 +104,7 @@ postgres_down() {
     if is_running postgres "$bin/postgres"; then
         as_paddock "$bin/pg_ctl" stop -s -w -m fast -D "$run/pg" >&2 || say "Postgres did not stop"
     fi
-    rm -f "$run/postgres.pid"
+    rm -f "$pids/postgres.pid"
 }
 
 query() { psql -X -q -A -t -v ON_ERROR_STOP=1 -c "$1" "host=$run/pgsock dbname=$2 user=paddock"; }

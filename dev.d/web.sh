@@ -1,6 +1,6 @@
 # The web server of a running service: lighttpd, Apache or nginx by PADDOCK_WEB, each from its
 # example in lighttpd/ with addresses and paths filled in and nothing else changed. Sourced by
-# ./dev. What services.sh says of parts holds here too: NAME.pid and NAME.log in the run folder.
+# ./dev. What services.sh says of parts, NAME.pid and NAME.log, holds here too.
 # shellcheck shell=bash
 
 web_servers=(lighttpd apache nginx)
@@ -38,7 +38,7 @@ fill_in() {
 write_lighttpd_config() {
     # shellcheck disable=SC1003
     fill_in "$1" '^(var\.%s +=).*()$' bind ' "127.0.0.1"' port " $port" user ' "paddock"' \
-        group ' "paddock"' pid_file " \"$run/lighttpd.own.pid\"" \
+        group ' "paddock"' pid_file " \"$pids/lighttpd.own.pid\"" \
         error_log " \"$run/lighttpd.log\"" spool_dir " \"$run/spool\"" \
         document_root " \"$run/www\"" problem_prefix " \"$root/lighttpd/problem-\"" \
         fcgi_socket " \"$run/sock/fcgi.sock\""
@@ -46,12 +46,12 @@ write_lighttpd_config() {
 
 write_apache_config() {
     fill_in "$1" '^(Define PADDOCK_%s ).*()$' LISTEN "127.0.0.1:$port" USER paddock GROUP paddock \
-        RUN_DIR "$run" PID_FILE "$run/apache.own.pid" ERROR_LOG "$run/apache.log" \
+        RUN_DIR "$run" PID_FILE "$pids/apache.own.pid" ERROR_LOG "$run/apache.log" \
         SOCKET "$run/sock/fcgi.sock"
 }
 
 write_nginx_config() {
-    fill_in "$1" '^( *%s ).*(; *# HOST)$' user 'paddock paddock' pid "$run/nginx.own.pid" \
+    fill_in "$1" '^( *%s ).*(; *# HOST)$' user 'paddock paddock' pid "$pids/nginx.own.pid" \
         error_log "$run/nginx.log warn" server "unix:$run/sock/fcgi.sock max_fails=0" \
         client_body_temp_path "$run/spool/body" fastcgi_temp_path "$run/spool/fastcgi" \
         proxy_temp_path "$run/spool/proxy" scgi_temp_path "$run/spool/scgi" \
@@ -65,7 +65,7 @@ start_web() {
     program=$(web_program "$web")
     sweep_web "$web"
     # Apache takes the one of a process that is not yet reaped for its own.
-    rm -f "$run/$web.own.pid"
+    rm -f "$pids/$web.own.pid"
     case $web in
         lighttpd) start lighttpd "$program" -D -f "$run/lighttpd.conf" ;;
         apache) TMPDIR=$run/spool start apache "$program" -DFOREGROUND -f "$run/apache.conf" ;;

@@ -10,6 +10,7 @@ repeat it, and shows what was done to it when, and the ends of the logs.
 import argparse
 import pathlib
 import random
+import signal
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ import traceback
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests" / "integration"), str(TOP / "tests" / "faults")]
 import injector  # noqa: E402
+import manager as service_manager  # noqa: E402
 import workload  # noqa: E402
 from harness import Stack  # noqa: E402
 from invariants import Invariants  # noqa: E402
@@ -32,7 +34,7 @@ LOG_BYTES = 40000
 def work(seed, stack, ledger, log, options):
     """Clients and faults, until there was enough of both."""
     finish = threading.Event()
-    manager = injector.ServiceManager(stack, log, ledger, seed)
+    manager = service_manager.ServiceManager(stack, log, ledger, seed)
     faults = injector.Injector(seed, stack, ledger, log, manager, options.kinds, options.faults)
     clients = [
         workload.Client(seed, n, stack.client, ledger, finish) for n in range(options.clients)
@@ -65,7 +67,7 @@ def run_seed(seed, options):
     began = time.monotonic()
     ledger, log, done, stack, logs = workload.Ledger(), injector.Log(), 0, None, ""
     try:
-        stack = Stack(CONFIG)
+        stack = Stack(CONFIG, disks=injector.DISKS_MB)
         invariants = Invariants(stack, ledger)
         invariants.watch()
         log.began = time.monotonic()
@@ -82,7 +84,7 @@ def run_seed(seed, options):
     finally:
         if stack:
             if ledger.violations and options.keep:
-                stack.down()
+                stack.keep()
             else:
                 stack.close()
     passed = not ledger.violations
@@ -116,9 +118,9 @@ def parse(words):
     parser.add_argument("seed", nargs="*", type=int, help="default: one at random")
     parser.add_argument("--seeds", metavar="A-B", help="all from A to B")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="and N at random")
-    parser.add_argument("--operations", type=int, default=200, help="at least; default 200")
-    parser.add_argument("--faults", type=int, default=20, help="default 20")
-    parser.add_argument("--clients", type=int, default=6, help="default 6")
+    parser.add_argument("--operations", type=int, default=500, help="at least; default 500")
+    parser.add_argument("--faults", type=int, default=40, help="default 40")
+    parser.add_argument("--clients", type=int, default=8, help="default 8")
     parser.add_argument(
         "--kinds",
         default=",".join(injector.KINDS),
@@ -148,7 +150,13 @@ def parse(words):
     return seeds, options
 
 
+def stopped(*_):
+    sys.exit(1)
+
+
 def main():
+    # As at an exception, what was started is ended.
+    signal.signal(signal.SIGTERM, stopped)
     seeds, options = parse(sys.argv[1:])
     print(f"seeds: {' '.join(map(str, seeds))}", flush=True)
     failed = sum(not run_seed(seed, options) for seed in seeds)

@@ -1,11 +1,11 @@
-"""What is killed and stopped, and who starts it again. Started by faults.py.
+"""What is killed, stopped, cut and filled up. Started by faults.py.
 
 The plan (kinds and pauses) comes from the seed alone; which process of a kind is
 hit depends on what runs at that moment. What the service itself does not start
-again (paddockd's supervisor, the prefork manager, the web server, Postgres) is started
-by a ServiceManager, one part at a time, as systemd does with Restart=always.
+again is manager.py's to start.
 """
 
+import math
 import os
 import pathlib
 import random
@@ -14,15 +14,9 @@ import subprocess
 import threading
 import time
 
-from harness import WEB, children, cmdline, processes_naming
+from harness import WEB, children, cmdline, cut_client, processes_naming
+from manager import SUPERVISED, is_alive, part_pid
 
-
-def is_alive(pid):
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
 
 
 def _guest_processes(stack, test):
@@ -56,14 +50,6 @@ def _part(name):
     return find
 
 
-def part_pid(stack, name):
-    """None while it is being started."""
-    try:
-        return stack.pid(name)
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def _supervised(name):
     def find(stack):
         pid = part_pid(stack, name)
@@ -77,6 +63,7 @@ def _handlers(stack):
     return children(manager) if manager else []
 
 
+_LISTENS = "application_name = 'paddockd' and query like 'LISTEN%'"
 # kind: how to find its processes
 KILLED = {
     "main": _part("main"),
@@ -94,27 +81,30 @@ KILLED = {
     "mains_backend": lambda s: _backends(
         s, "application_name = 'paddockd' and query not like 'LISTEN%'"
     ),
-    "listen_backend": lambda s: _backends(
-        s, "application_name = 'paddockd' and query like 'LISTEN%'"
-    ),
+    "listen_backend": lambda s: _backends(s, _LISTENS),
     "postgres": _supervised("postgres"),
 }
 STOPPED = {
     "stop_main": _part("main"),
+    "stop_keeper": _part("keeper"),
+    "stop_supervisor": _supervised("paddockd"),
     "stop_guest": _sentries,
     "stop_handler": _handlers,
+    "stop_handlers_backend": KILLED["handlers_backend"],
+    "stop_mains_backend": KILLED["mains_backend"],
+    "stop_postgres": _supervised("postgres"),
 }
-KINDS = {**KILLED, **STOPPED}
+# The LISTEN connection alone, while Postgres goes on: by the server's own hand, which says why, and
+# by the socket, which says nothing.
+CUT = {"cut_listen": KILLED["listen_backend"], "cut_listen_socket": KILLED["listen_backend"]}
+# kind: the file systems, by their names in Stack.disks, that are full for some seconds. The run
+# folder's has guests' bundles, runsc's state, spooled bodies and the logs.
+FULL = {"full_disk": ("", "pg"), "full_state": ("",), "full_database": ("pg",)}
+DISKS_MB = {"": 64, "pg": 256}
+KINDS = (*KILLED, *STOPPED, *CUT, *FULL)
 
 # Their end makes Postgres start all over, as after a crash.
 _DATABASE = ("handlers_backend", "mains_backend", "listen_backend", "postgres")
-# What a kind takes with it that a ServiceManager must start again.
-_SUPERVISED = {
-    "supervisor": "paddockd",
-    "manager": "paddock-fcgi",
-    "web": WEB,
-    "postgres": "postgres",
-}
 
 
 class Log:
@@ -131,50 +121,6 @@ class Log:
             self.lines.append(f"{time.strftime('%H:%M:%S')} +{seconds:6.2f} s  {text}")
 
 
-class ServiceManager(threading.Thread):
-    """Starts a part again that ended, after a pause."""
-
-    def __init__(self, stack, log, ledger, seed):
-        super().__init__(name="service manager")
-        self.stack, self.log, self.ledger = stack, log, ledger
-        self.chance = random.Random(f"{seed}:service manager")
-        self.finish = threading.Event()
-        self.killed = set()  # process ids; each is here before it is killed
-
-    def run(self):
-        due = {}
-        while not self.finish.wait(0.1):
-            for part in _SUPERVISED.values():
-                pid = part_pid(self.stack, part)
-                if pid and is_alive(pid):
-                    continue
-                now = time.monotonic()
-                if part not in due:
-                    due[part] = now + self.chance.choice((0, self.chance.uniform(0.1, 2)))
-                    if pid not in self.killed:
-                        self.ledger.violation(f"{part} ended though nobody killed it")
-                if now < due[part]:
-                    continue
-                del due[part]
-                self._restart(part)
-
-    def _restart(self, part):
-        done = self.stack.restart(part)
-        if done.returncode == 0:
-            self.log.note(f"{part} started again")
-        elif part != "postgres":
-            # Restart=always would try again; but nothing stands in its way, so it need not.
-            self.ledger.violation(f"{part} did not start: {done.stderr[-1500:]}")
-        else:
-            # Its former backends may hold its memory a moment longer; an init system would have
-            # waited for their end.
-            self.log.note("postgres did not start yet")
-
-    def all_up(self):
-        pids = [part_pid(self.stack, part) for part in _SUPERVISED.values()]
-        return all(pid and pid not in self.killed and is_alive(pid) for pid in pids)
-
-
 class Injector(threading.Thread):
     """Works the plan off."""
 
@@ -184,7 +130,7 @@ class Injector(threading.Thread):
         self.chance = random.Random(f"{seed}:faults")
         self.done = 0
         self.give_up = threading.Event()
-        self.timers = []
+        self.going_on = []  # threads: what ends by itself
         # Each kind once before any comes again.
         self.plan = []
         while len(self.plan) < count:
@@ -192,21 +138,28 @@ class Injector(threading.Thread):
             self.chance.shuffle(some)
             self.plan += some
         self.plan = self.plan[:count]
-        self.kinds = list(kinds)
 
     def run(self):
         for kind in self.plan:
-            if self.give_up.wait(self.chance.uniform(0.1, 2.5)):
+            if self.give_up.wait(self.chance.uniform(0.1, 1.6)):
                 return
             while not self.give_up.is_set():
-                if self._hit(kind):
+                if self._fill(kind) if kind in FULL else self._hit(kind):
                     self.done += 1
                     break
-                # No such process for now.
-                self.give_up.wait(0.2)
+                # No such process for now, or the disk is full already.
+                self.give_up.wait(0.1)
+
+    def settle(self):
+        """After the last fault: everything that was stopped runs, and every disk has room."""
+        for thread in self.going_on:
+            thread.join()
+
+    # --- processes -------------------------------------------------------------------
 
     def _hit(self, kind):
-        found = sorted(KINDS[kind](self.stack))
+        find = {**KILLED, **STOPPED, **CUT}[kind]
+        found = sorted(find(self.stack))
         if not found:
             return False
         pid = self.chance.choice(found)
@@ -214,49 +167,106 @@ class Injector(threading.Thread):
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        # By now the number may be another process's.
-        if pid not in KINDS[kind](self.stack) or not is_alive(pid):
-            os.close(pidfd)
-            return False
-        if kind in STOPPED:
-            return self._pause(kind, pid, pidfd)
-        if kind in _SUPERVISED:
-            self.manager.killed.add(pid)
-        asked = time.monotonic()
         try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            # By now the number may be another process's.
+            if pid not in find(self.stack) or not is_alive(pid):
+                return False
+            if kind in STOPPED:
+                return self._pause(kind, pid, pidfd)
+            if kind in CUT:
+                return self._cut(kind, pid, pidfd)
+            return self._kill(kind, pid, pidfd)
         except ProcessLookupError:
             return False
         finally:
             os.close(pidfd)
+
+    def _kill(self, kind, pid, pidfd):
+        if kind in SUPERVISED:
+            self.manager.killed.add(pid)
+        asked = time.monotonic()
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if kind in _DATABASE:
-            with self.ledger.lock:
-                self.ledger.database_crashes.append(asked)
+            self.ledger.database_crashed(asked)
         self.log.note(f"kill -9 {kind} {pid}")
         return True
 
+    def _cut(self, kind, pid, pidfd):
+        done = True
+        if kind == "cut_listen_socket":
+            done = cut_client(pid, pidfd)
+        else:
+            # What pg_terminate_backend does.
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if done:
+            self.log.note(f"{kind} {pid}")
+        return done
+
     def _pause(self, kind, pid, pidfd):
         seconds = self.chance.uniform(0.5, 2)
+        own = os.dup(pidfd)
 
         def go_on():
             try:
-                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                signal.pidfd_send_signal(own, signal.SIGCONT)
             except ProcessLookupError:
                 pass  # it was killed meanwhile
-            os.close(pidfd)
+            os.close(own)
 
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         except ProcessLookupError:
-            os.close(pidfd)
+            os.close(own)
             return False
         self.log.note(f"{kind} {pid} for {seconds:.2f} s")
         timer = threading.Timer(seconds, go_on)
         timer.start()
-        self.timers.append(timer)
+        self.going_on.append(timer)
         return True
 
-    def settle(self):
-        """After the last fault: everything that was stopped runs."""
-        for timer in self.timers:
-            timer.join()
+    # --- disks -----------------------------------------------------------------------
+
+    def _fill(self, kind):
+        """The disk is full for some seconds, also for what becomes free meanwhile."""
+        full_until = self.manager.full_until
+        if any(until == math.inf for until in full_until.values()):
+            return False
+        disks = [self.stack.disks[name] for name in FULL[kind]]
+        seconds = self.chance.uniform(1, 4)
+        # Rows find room in what is allocated already for a while, WAL in its segment; so the server
+        # can neither write a row nor, sometimes, any WAL, which it does not survive.
+        new_segment = kind != "full_state" and self.chance.random() < 0.5
+        full_until.update((name, math.inf) for name in FULL[kind])
+        self.log.note(f"{kind} for {seconds:.2f} s{', and a new WAL segment' if new_segment else ''}")
+
+        def stay_full():
+            deadline = time.monotonic() + seconds
+            try:
+                while time.monotonic() < deadline:
+                    for disk in disks:
+                        disk.fill()
+                    time.sleep(0.05)
+            except OSError as e:
+                self.ledger.violation(f"{kind}: {e!r}")
+            finally:
+                for disk in disks:
+                    disk.free()
+                if kind != "full_state":
+                    # It may have been at any time since.
+                    self.ledger.database_crashed(time.monotonic())
+                full_until.update((name, time.monotonic()) for name in FULL[kind])
+                self.log.note("there is room again")
+
+        if kind != "full_state":
+            self.ledger.database_crashed(time.monotonic())
+        thread = threading.Thread(target=stay_full, name=kind)
+        for disk in disks:
+            disk.fill()
+        thread.start()
+        self.going_on.append(thread)
+        if new_segment:
+            try:
+                self.stack.sql("select pg_switch_wal()")
+            except (AssertionError, subprocess.TimeoutExpired):
+                pass  # it is away, for now or by this
+        return True

@@ -21,6 +21,58 @@ FDS_MORE = 8
 # glibc keeps some of what was freed; a leak of what these runs move would be more.
 RSS_MORE_KIB = 16 * 1024
 
+# The end of an interval is noted after the sandbox's, in its transaction; that was held up at times.
+NOTED_LATE_S = 10
+
+# What usage_intervals may not hold, with what is wrong with it.
+USAGE = f"""
+select 'intervals overlap', a.sandbox_id from usage_intervals a join usage_intervals b
+    on b.sandbox_id = a.sandbox_id and b.seq > a.seq
+    where a.ended_at is null or b.begun_at < a.ended_at
+union all select 'an interval is open', sandbox_id from usage_intervals where ended_at is null
+union all select 'an interval is not within its life', s.id
+    from usage_intervals i join sandboxes s on s.id = i.sandbox_id
+    where i.begun_at < s.ready_at - interval '{NOTED_LATE_S} s' or i.begun_at < s.created_at
+        or i.ended_at > s.ended_at + interval '{NOTED_LATE_S} s'
+union all select 'it was ready, and no interval says so', s.id from sandboxes s
+    where s.ready_at is not null
+        and not exists (select from usage_intervals i where i.sandbox_id = s.id)
+union all select 'it was never ready, and used something', s.id from sandboxes s
+    join usage_intervals i on i.sandbox_id = s.id where s.ready_at is null
+union all select 'its usage is no sum of its intervals, or longer than its life', u.id
+    from sandbox_usage u join sandboxes s on s.id = u.id, lateral (
+        select coalesce(sum(extract(epoch from i.ended_at - i.begun_at)), 0) * 1000 as ms, count(*)
+        from usage_intervals i where i.sandbox_id = s.id) i
+    where abs(u.runtime_ms + u.paused_ms - i.ms) > i.count + 1
+        or i.ms > (extract(epoch from s.ended_at - s.created_at) + {NOTED_LATE_S}) * 1000
+union all select 'it used more CPU time than its cores had', s.id from sandboxes s
+    where s.cpu_us > (extract(epoch from s.ended_at - s.created_at) + {NOTED_LATE_S})
+        * 1000000 * s.cpus
+"""
+
+# How often audit has what must be there once; who asked for it is in it.
+AUDIT = """
+select 'sandbox.create', s.id, count(a) from sandboxes s left join audit a
+    on a.sandbox_id = s.id and a.action = 'sandbox.create' and a.token_id = s.token_id
+    and a.request_id is not null group by s.id having count(a) <> 1
+union all select 'sandbox.end', s.id, count(a) from sandboxes s left join audit a
+    on a.sandbox_id = s.id and a.action = 'sandbox.end'
+    and a.detail->>'state' = s.state and a.detail->>'reason' = s.reason
+    group by s.id having count(a) <> 1
+union all select 'sandbox.terminate', s.id, count(a) from sandboxes s left join audit a
+    on a.sandbox_id = s.id and a.action = 'sandbox.terminate' and a.token_id is not null
+    where s.reason = 'requested' group by s.id having count(a) <> 1
+union all select 'execution.create', e.id, count(a) from executions e left join audit a
+    on a.execution_id = e.id and a.action = 'execution.create' and a.sandbox_id = e.sandbox_id
+    and a.token_id = e.token_id and a.request_id is not null group by e.id having count(a) <> 1
+union all select 'execution.end', e.id, count(a) from executions e left join audit a
+    on a.execution_id = e.id and a.action = 'execution.end' and a.sandbox_id = e.sandbox_id
+    and a.detail->>'state' = e.state group by e.id having count(a) <> 1
+union all select 'a second ' || action, coalesce(execution_id, sandbox_id), count(*) from audit
+    where action in ('sandbox.create', 'sandbox.end', 'execution.create', 'execution.end')
+    group by action, coalesce(execution_id, sandbox_id) having count(*) > 1
+"""
+
 # Every change of a state, as the database saw it, with the transaction it belongs to.
 HISTORY = """
 create table faults_history (n bigserial primary key, kind text, id uuid, was text, now text);
@@ -117,6 +169,8 @@ class Invariants:
         self._end_all()
         self._rows()
         self._histories()
+        self._usage()
+        self._audit()
         self._results()
         self._lists()
         self._host()
@@ -224,6 +278,16 @@ class Invariants:
             for row_id, state in self.stack.sql(f"select id, state from {table}"):
                 if row_id in at and at[row_id] != state:
                     self.say(f"{kind} {row_id} is {state}, and its history ends with {at[row_id]}")
+
+    def _usage(self):
+        """Intervals of one sandbox are disjoint, within its life, and what its usage is made of."""
+        for problem, sandbox in self.stack.sql(USAGE):
+            self.say(f"usage of sandbox {sandbox}: {problem}")
+
+    def _audit(self):
+        """Whatever was acknowledged, and every end, is there once, with who asked for it."""
+        for action, row_id, count in self.stack.sql(AUDIT):
+            self.say(f"audit has {count} times {action} of {row_id}")
 
     def _results(self):
         """Everything that was acknowledged is there, over, and as it was said to be."""

@@ -78,11 +78,15 @@ class Ledger:
         self.operations = 0
         self.unanswered = 0
         self.violations = []
-        self.database_crashes = []  # times; the injector notes them
+        self.database_crashes = []  # times
 
     def violation(self, text):
         with self.lock:
             self.violations.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def database_crashed(self, at):
+        with self.lock:
+            self.database_crashes.append(at)
 
     def count(self):
         with self.lock:
@@ -165,8 +169,8 @@ class Command:
         self.body = {"timeoutMs": 20000, "tag": self.key}
         self.language = None
         kind = chance.choice(
-            ("quick", "quick", "quick", "fails", "output", "stdin", "long", "slow_output", "python",
-             "kill", "terminate")
+            ("quick", "quick", "quick", "fails", "output", "stdin", "spooled", "long", "slow_output",
+             "python", "kill", "terminate")
         )
         self.kind = kind
         if kind == "quick":
@@ -182,6 +186,11 @@ class Command:
             text = f"{self.key}\n" * chance.randint(1, 1500)
             self.body.update(cmd=f"{note}; cat", stdin=text)
             self.stdout += text
+        elif kind == "spooled":
+            # More than a web server keeps of a body in memory.
+            count = chance.randint(2500, 6000)
+            self.body.update(cmd=f"{note}; wc -l", stdin=f"{self.key}\n" * count)
+            self.stdout += f"{count}\n"
         elif kind == "long":
             self.body["cmd"] = f"{note}; sleep {chance.uniform(0.5, 4):.2f}; echo slept"
             self.stdout += "slept\n"
@@ -320,7 +329,6 @@ class Client(threading.Thread):
 
     def wait_word(self):
         return self.chance.choice((f"?wait={WAIT_S}", f"?wait={WAIT_S}", "?wait=1", "?wait=0"))
-
 
     # --- actions ---------------------------------------------------------------------
 

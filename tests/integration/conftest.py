@@ -43,11 +43,11 @@ def stack():
 
 @pytest.fixture
 def own_stack():
-    """A factory of services that a test may break: own_stack(config_text)."""
+    """A factory of services that a test may break: own_stack(config_text, **options of Stack)."""
     made = []
 
-    def make(config=""):
-        one = Stack(config)
+    def make(config="", **options):
+        one = Stack(config, **options)
         made.append(one)
         _stacks.append(one)
         return one

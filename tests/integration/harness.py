@@ -5,6 +5,8 @@ daemon, gVisor guests - in a folder and on a port of its own. Tests speak to it
 as clients do, and look at the host where a client's view is not proof enough.
 """
 
+import ctypes
+import errno
 import http.client
 import json
 import os
@@ -112,18 +114,56 @@ class Client:
         return self.request("DELETE", f"~/{sandbox['id']}").expect(200)
 
 
-class Stack:
-    """A whole service of its own. Logs of a failing test are printed by conftest.py."""
+class Disk:
+    """A small file system of its own, in memory, which can be made full."""
 
-    def __init__(self, config="", node=None):
+    def __init__(self, path, size_mb):
+        self.path = path
+        self.ballast = path / "ballast"
+        path.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=755", "paddock-test", str(path)], check=True
+        )
+
+    def fill(self):
+        """Takes all that is free, to the last block."""
+        with open(self.ballast, "ab") as file:
+            for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12):
+                try:
+                    while True:
+                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+                except OSError as e:
+                    if e.errno != errno.ENOSPC:
+                        raise
+
+    def free(self):
+        self.ballast.unlink(missing_ok=True)
+
+    def unmount(self):
+        subprocess.run(["umount", "--lazy", str(self.path)], check=True)
+
+
+class Stack:
+    """A whole service of its own. Logs of a failing test are printed by conftest.py.
+
+    disks: sizes in MiB of file systems of its own for parts of the run folder, as {"": 64, "pg": 256}
+    (in the order of mounting); then self.disks has them by these names. Pid files, which a host has
+    in /run, are on none of them.
+    """
+
+    def __init__(self, config="", disks=None):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="paddock-test-"))
         self.dir.chmod(0o755)
         self.port = free_port()
+        self.disks = {}
+        self.pid_dir = self.dir / "pids"
+        self.pid_dir.mkdir()
         extra = self.dir / "extra.conf"
         extra.write_text(config)
         self.env = dict(
             os.environ,
             PADDOCK_RUN_DIR=str(self.dir / "run"),
+            PADDOCK_PID_DIR=str(self.pid_dir),
             PADDOCK_PORT=str(self.port),
             PADDOCK_BUILD_DIR=str(BUILD),
             PADDOCK_IMAGES_DIR=str(IMAGES),
@@ -134,6 +174,8 @@ class Stack:
         for name in ("PADDOCK_URL", "PADDOCK_TOKEN", "PADDOCK_PROJECT"):
             self.env.pop(name, None)
         try:
+            for name, size_mb in (disks or {}).items():
+                self.disks[name] = Disk(self.run_dir / name, size_mb)
             self.up()
         except BaseException:
             self.close()
@@ -170,8 +212,25 @@ class Stack:
         )
 
     def close(self):
+        for disk in self.disks.values():
+            disk.free()
         self.down()
+        self.unmount()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+    def keep(self):
+        """Ended, but its folder stays, with what its disks held."""
+        self.down()
+        if self.disks:
+            kept = self.dir / "kept"
+            subprocess.run(["cp", "-a", str(self.run_dir), str(kept)], check=True)
+            self.unmount()
+            self.run_dir.rmdir()
+            kept.rename(self.run_dir)
+
+    def unmount(self):
+        for name in reversed(list(self.disks)):
+            self.disks.pop(name).unmount()
 
     def logs(self, tail_bytes=8000):
         """The logs of this run, for a failing test."""
@@ -185,7 +244,7 @@ class Stack:
 
     def pid(self, name):
         """Process id of a part: paddockd (the supervisor), paddock-fcgi, postgres, or WEB."""
-        return int((self.run_dir / f"{name}.pid").read_text().split()[0])
+        return int((self.pid_dir / f"{name}.pid").read_text().split()[0])
 
     def daemon_part(self, name):
         """Process id of the daemon's "keeper" or "main", by the name it gives itself."""
@@ -313,6 +372,30 @@ def cmdline(pid):
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+SYS_PIDFD_GETFD = 438  # on every architecture (asm-generic/unistd.h)
+
+
+def cut_client(pid, pidfd):
+    """Shuts the client's connection of a Postgres backend down, and neither side knows why.
+
+    False when the backend ended meanwhile.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        names = [(int(n), os.readlink(f"/proc/{pid}/fd/{n}")) for n in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    for number, name in names:
+        fd = libc.syscall(SYS_PIDFD_GETFD, pidfd, number, 0) if name.startswith("socket:") else -1
+        if fd < 0:
+            continue
+        with socket.socket(fileno=fd) as copy:
+            if copy.family == socket.AF_UNIX and ".s.PGSQL." in str(copy.getsockname()):
+                copy.shutdown(socket.SHUT_RDWR)
+                return True
+    return False
 
 
 def processes_naming(text):

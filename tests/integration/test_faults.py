@@ -1,16 +1,18 @@
 """Parts are killed under work; nothing acknowledged is lost, nothing is left behind."""
 
+import base64
 import http.client
 import os
 import pathlib
 import signal
+import subprocess
 import threading
 import time
 import uuid
 
 import pytest
 
-from harness import cgroups_naming, children, processes_naming, wait_for
+from harness import BUILD, WEB, cgroups_naming, children, cut_client, processes_naming, wait_for
 
 
 def ended(client, sandbox, seconds=60):
@@ -227,6 +229,159 @@ def test_listen_backends_death_loses_no_work(own_stack):
         )
         sandbox = client.create(template="base")
         client.delete(sandbox)
+
+
+@pytest.mark.any_web
+def test_work_announced_while_nobody_listens_is_found(own_stack):
+    # Found by the look at a reconnect: the next scan comes in ten minutes.
+    stack = own_stack("[daemon]\nscan = 600s\nwatchdog = 120s\n")
+    client = stack.client
+    sandbox = client.create(template="base")
+    listener = int(stack.sql(
+        "select pid from pg_stat_activity where application_name = 'paddockd' and query like 'LISTEN%'"
+    )[0][0])
+    main, pidfd = stack.daemon_part("main"), os.pidfd_open(listener)
+    os.kill(main, signal.SIGSTOP)  # else it connects again at once
+    try:
+        assert cut_client(listener, pidfd)
+        wait_for(lambda: not os.path.exists(f"/proc/{listener}"), "the backend's end")
+        # A wait of none is answered by the handler, so that the announcement is all that main gets.
+        path = f"~/{sandbox['id']}"
+        announced = client.request("POST", f"{path}/exec?wait=0", {"cmd": "echo found"}).expect(202)
+        other = client.request("POST", "~?wait=0", {"template": "base"}).expect(202)
+    finally:
+        os.kill(main, signal.SIGCONT)
+        os.close(pidfd)
+    over = client.request("GET", f"{path}/executions/{announced['id']}?wait=60").expect(200)
+    assert over["state"] == "succeeded" and over["stdout"] == "found\n"
+    assert client.request("GET", f"~/{other['id']}?wait=60").expect(200)["state"] == "ready"
+    assert stack.daemon_part("main") == main
+
+
+def test_a_full_state_folder_takes_no_new_sandboxes_and_ends_no_other(own_stack):
+    stack = own_stack(disks={"": 64, "pg": 192})
+    client = stack.client
+    sandbox = client.create(template="base")
+    running = client.request("POST", f"~/{sandbox['id']}/exec?wait=0", {"cmd": "sleep 6; echo on"}).expect(202)
+    supervisor, main = stack.pid("paddockd"), stack.daemon_part("main")
+    stack.disks[""].fill()
+
+    def refused():
+        answer = client.request("POST", "~", {"template": "base"})
+        if answer.status == 201:  # until the daemon knows
+            assert (answer.json["state"], answer.json["reason"]) == ("failed", "provision_failed")
+            return None
+        return answer
+
+    answer = wait_for(refused, "no more sandboxes are taken")
+    assert answer.expect(503)["code"] == "daemon_unavailable" and int(answer.headers["Retry-After"]) > 0
+    # It is known after the first that failed.
+    assert int(stack.sql("select count(*) from sandboxes where state = 'failed'")[0][0]) <= 1
+    # What lives goes on, and writes in its own memory.
+    assert client.run(sandbox, "head -c 4000000 /dev/zero >/workspace/f; wc -c </workspace/f") == "4000000\n"
+    # A body that lighttpd and nginx have to spool: they cannot, and nothing of it is taken. Apache
+    # passes it on as it comes.
+    large = client.request("POST", f"~/{sandbox['id']}/exec", {"cmd": "wc -c", "stdin": "x" * 1000000})
+    assert large.status == {"lighttpd": 500, "nginx": 500, "apache": 201}[WEB], large.body
+    assert stack.sql("select count(*) from executions")[0][0] == ("3" if large.status == 201 else "2")
+    assert client.request("GET", "/healthz").status == 200
+    stack.disks[""].free()
+    works_again(client)
+    over = client.request("GET", f"~/{sandbox['id']}/executions/{running['id']}?wait=60").expect(200)
+    assert over["state"] == "succeeded" and over["stdout"] == "on\n"
+    assert client.run(sandbox, "wc -c", stdin="x" * 1000000) == "1000000\n"
+    assert (stack.pid("paddockd"), stack.daemon_part("main")) == (supervisor, main)
+
+
+@pytest.mark.any_web
+def test_paddockd_is_started_again_until_there_is_room(own_stack):
+    stack = own_stack(disks={"": 64, "pg": 192})
+    stack.kill_daemon()
+    state = str(stack.run_dir / "state")
+    wait_for(lambda: not processes_naming(state), "no process of the former daemon")
+    stack.disks[""].fill()
+    done = subprocess.run(
+        [str(BUILD / "paddockd"), "--config", str(stack.config_path)], env=stack.env, capture_output=True,
+        text=True, timeout=60,
+    )
+    # systemd starts it again after 1, and never after 64.
+    assert done.returncode == 1 and "free space" in done.stderr and "make room" in done.stderr, done
+    stack.disks[""].free()
+    assert stack.restart("paddockd").returncode == 0
+    works_again(stack.client)
+
+
+@pytest.mark.any_web
+def test_a_result_waits_for_room_in_the_database(own_stack):
+    stack = own_stack(disks={"pg": 192})
+    client = stack.client
+    sandbox = client.create(template="base")
+    path = f"~/{sandbox['id']}/exec"
+    go = "until test -e /workspace/go; do sleep 0.1; done; head -c 30000 /dev/urandom | base64 -w 0"
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(client.request("POST", path, {"cmd": go})))
+    thread.start()
+    wait_for(lambda: stack.sql("select 1 from executions where state = 'running'"), "running")
+    postgres, main = stack.pid("postgres"), stack.daemon_part("main")
+    stack.disks["pg"].fill()
+    # Nothing that is admitted fits in any more. Random text, or Postgres would press it flat.
+    large = base64.b64encode(os.urandom(400000)).decode()
+    refused = client.request("POST", f"{path}?wait=0", {"cmd": "cat", "stdin": large})
+    assert refused.expect(503)["code"] == "database_unavailable" and int(refused.headers["Retry-After"]) > 0
+    assert client.get(sandbox)["state"] == "ready"
+    assert client.request("GET", "/healthz").status == 200
+    # Small work may still find its place in a page that is there.
+    small = client.request("POST", f"{path}?wait=0", {"cmd": "touch /workspace/go"})
+    assert small.status in (202, 503), small.body
+    if small.status == 503:
+        stack.disks["pg"].free()
+        client.request("POST", f"{path}?wait=0", {"cmd": "touch /workspace/go"}).expect(202)
+        stack.disks["pg"].fill()
+    log = stack.run_dir / "paddockd.log"
+    wait_for(lambda: "execution_not_recorded" in log.read_text(), "the result is refused")
+    assert "SQLSTATE 53100" in log.read_text()
+    # As often as a statement that the database will never take is tried before it is given up.
+    wait_for(lambda: log.read_text().count("execution_not_recorded") >= 4, "it is tried again and again")
+    assert not answers
+    stack.disks["pg"].free()
+    thread.join()
+    result = answers[0].expect(201)
+    assert result["state"] == "succeeded" and len(result["stdout"]) == 40000
+    assert (stack.pid("postgres"), stack.daemon_part("main")) == (postgres, main)
+    works_again(client)
+
+
+@pytest.mark.any_web
+def test_no_room_for_the_databases_log_loses_nothing(own_stack):
+    stack = own_stack(disks={"pg": 192})
+    client = stack.client
+    sandbox = client.create(template="base")
+    path = f"~/{sandbox['id']}"
+    told = client.request("POST", f"{path}/exec?wait=0", {"cmd": "sleep 5; echo kept"}).expect(202)
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    postgres, main = stack.pid("postgres"), stack.daemon_part("main")
+    stack.disks["pg"].fill()
+
+    def server_is_gone():
+        """A segment of its log after the other is used up; the first it cannot make is its end."""
+        try:
+            stack.sql("select pg_switch_wal(), txid_current()")
+        except AssertionError:
+            pass
+        return not os.path.exists(f"/proc/{postgres}")
+
+    wait_for(server_is_gone, "the end of Postgres")
+    away = client.request("POST", f"{path}/exec", {"cmd": "true"}, key)
+    assert away.expect(503)["code"] == "database_unavailable" and int(away.headers["Retry-After"]) > 0
+    assert client.request("GET", "/healthz").status == 503
+    assert stack.restart("postgres").returncode != 0
+    stack.disks["pg"].free()
+    assert stack.restart("postgres").returncode == 0
+    over = client.request("GET", f"{path}/executions/{told['id']}?wait=60").expect(200)
+    assert over["state"] == "succeeded" and over["stdout"] == "kept\n"
+    assert client.request("POST", f"{path}/exec", {"cmd": "true"}, key).expect(201)["state"] == "succeeded"
+    assert stack.daemon_part("main") == main
+    works_again(client)
 
 
 def test_sigterm_drains_and_down_leaves_nothing(own_stack):
