@@ -132,6 +132,22 @@ START_TEST(sandbox_refusals_have_names)
 }
 END_TEST
 
+/* Its disk is full, or it restarts: that passes, and a client asks again. */
+START_TEST(a_template_of_a_node_that_takes_no_work_is_not_one_that_nobody_offers)
+{
+    _cleanup_scene_ struct scene s = open_scene(NULL, "2");
+    char epoch[ID_TEXT_SIZE];
+
+    make_node(s.db, "2", "2", epoch);
+    free(raw(s.db, "UPDATE nodes SET templates = '{other}' WHERE number = 2"));
+    free(raw(s.db, "UPDATE nodes SET accepting = false WHERE number = 1"));
+    assert_text(admit_sandbox(s.db, s.project, NULL, NULL, SANDBOX_REQUEST, NULL),
+                "daemon_unavailable");
+    free(raw(s.db, "UPDATE nodes SET heartbeat_at = now() - interval '2 hours' WHERE number = 1"));
+    assert_text(admit_sandbox(s.db, s.project, NULL, NULL, SANDBOX_REQUEST, NULL), "unsatisfiable");
+}
+END_TEST
+
 START_TEST(nodes_fill_evenly_and_only_where_the_template_is)
 {
     _cleanup_scene_ struct scene s = open_scene(NULL, "2");
@@ -357,6 +373,7 @@ int main(void)
     tcase_add_test(tc, a_key_answers_again_and_guards_its_input);
     tcase_add_test(tc, a_refused_request_frees_its_key);
     tcase_add_test(tc, sandbox_refusals_have_names);
+    tcase_add_test(tc, a_template_of_a_node_that_takes_no_work_is_not_one_that_nobody_offers);
     tcase_add_test(tc, nodes_fill_evenly_and_only_where_the_template_is);
     tcase_add_test(tc, execution_outcomes_have_names);
     tcase_add_test(tc, only_a_key_of_an_execution_makes_its_admission_wait_for_the_disk);
