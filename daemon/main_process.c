@@ -95,15 +95,20 @@ int main_process_run(const struct config *config, const struct log *log)
     struct main_order *order = calloc(1, sizeof(*order));
     struct preflight found;
     struct error err = ERROR_INIT;
-    int code = DAEMON_EXIT_CONFIG;
+    int code = DAEMON_EXIT_LOST;
     int keeper_sock = -1;
 
     memset(&found, 0, sizeof(found));
-    if (order && set_up(&err) == 0 && preflight_host(&found, config, log, &err) == 0 &&
-        main_process_drop(config, &found, &err) == 0 && say_loaded(&err) == 0) {
-        code = DAEMON_EXIT_LOST;
+    if (!order)
+        (void)error_set(&err, ERR_SYSTEM, "no memory");
+    else if (set_up(&err) < 0)
+        code = DAEMON_EXIT_CONFIG;
+    else if (preflight_main(&found, config, log, &err) < 0 ||
+             main_process_drop(config, &found, &err) < 0)
+        /* The supervisor ends every guest after an error that another try would not mend. */
+        code = err.code == ERR_SYSTEM ? DAEMON_EXIT_LOST : DAEMON_EXIT_CONFIG;
+    else if (say_loaded(&err) == 0)
         keeper_sock = await_start(order, &err);
-    }
     preflight_clear(&found);
     if (keeper_sock >= 0)
         code = daemon_run(config, keeper_sock, MAIN_LINK_FD, order->facts, &err);

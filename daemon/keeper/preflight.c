@@ -338,6 +338,14 @@ int preflight_host(struct preflight *found, const struct config *config, const s
     return 0;
 }
 
+int preflight_main(struct preflight *found, const struct config *config, const struct log *log,
+                   struct error *err)
+{
+    if (preflight_run(PREFLIGHT_USER, found, config, log, err) < 0)
+        return -1;
+    return check_folders(found, config, err);
+}
+
 int preflight_guests(struct preflight *found, const struct config *config, const struct log *log,
                      struct error *err)
 {

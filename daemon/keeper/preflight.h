@@ -53,6 +53,10 @@ int preflight_run(enum preflight_check check, struct preflight *found, const str
 /* Root, daemon.user, and the folders: made where missing. Errors as those of preflight_run. */
 int preflight_host(struct preflight *found, const struct config *config, const struct log *log,
                    struct error *err) __attribute__((warn_unused_result));
+/* The same without room on their disk: what a main process needs that takes over guests which live.
+ */
+int preflight_main(struct preflight *found, const struct config *config, const struct log *log,
+                   struct error *err) __attribute__((warn_unused_result));
 /* Kernel, runsc, cgroups, images; writes a warning for what is allowed but second best. Makes the
  * cgroup parent. ERR_PREFLIGHT. After preflight_host. */
 int preflight_guests(struct preflight *found, const struct config *config, const struct log *log,

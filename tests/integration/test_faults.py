@@ -276,14 +276,23 @@ def test_a_full_state_folder_takes_no_new_sandboxes_and_ends_no_other(own_stack)
     answer = wait_for(refused, "no more sandboxes are taken")
     assert answer.expect(503)["code"] == "daemon_unavailable" and int(answer.headers["Retry-After"]) > 0
     # It is known after the first that failed.
-    assert int(stack.sql("select count(*) from sandboxes where state = 'failed'")[0][0]) <= 1
+    failed = "select count(*) from sandboxes where state = 'failed'"
+    assert int(stack.sql(failed)[0][0]) <= 1
     # What lives goes on, and writes in its own memory.
     assert client.run(sandbox, "head -c 4000000 /dev/zero >/workspace/f; wc -c </workspace/f") == "4000000\n"
+    # So it does with another main, which takes no new ones either.
+    os.kill(main, signal.SIGKILL)
+    main = wait_for(lambda: (p := stack.daemon_part("main")) != main and p, "another main")
+    assert client.run(sandbox, "wc -c </workspace/f") == "4000000\n"
+    again = wait_for(lambda: (a := client.request("POST", "~", {"template": "base"})).status == 503 and a, "503")
+    assert again.json["code"] == "daemon_unavailable" and int(stack.sql(failed)[0][0]) <= 2
     # A body that lighttpd and nginx have to spool: they cannot, and nothing of it is taken. Apache
     # passes it on as it comes.
+    count = "select count(*) from executions"
+    before = int(stack.sql(count)[0][0])
     large = client.request("POST", f"~/{sandbox['id']}/exec", {"cmd": "wc -c", "stdin": "x" * 1000000})
     assert large.status == {"lighttpd": 500, "nginx": 500, "apache": 201}[WEB], large.body
-    assert stack.sql("select count(*) from executions")[0][0] == ("3" if large.status == 201 else "2")
+    assert int(stack.sql(count)[0][0]) == before + (large.status == 201)
     assert client.request("GET", "/healthz").status == 200
     stack.disks[""].free()
     works_again(client)
