@@ -22,7 +22,7 @@ SUPERVISED = {
 }
 # Of Stack.disks: the one that this part cannot start without room on.
 DISK_OF = {"postgres": "pg", "paddockd": ""}
-# After a disk was full: until Postgres has given up; after a start: until paddockd has begun.
+# After a disk was full: until a part has given up.
 LATE_S = 10
 
 
@@ -52,7 +52,7 @@ class ServiceManager(threading.Thread):
         self.finish = threading.Event()
         self.killed = set()  # process ids; each is here before it is killed
         self.full_until = {}  # by the disk's name; infinity while it is full
-        self.started_at = {}
+        self.begun = set()  # process ids of paddockd that started a main: no full disk ends those
 
     def run(self):
         due = {}
@@ -60,26 +60,37 @@ class ServiceManager(threading.Thread):
             for part in SUPERVISED.values():
                 pid = part_pid(self.stack, part)
                 if pid and is_alive(pid):
+                    self._look_whether_begun(part, pid)
                     continue
                 now = time.monotonic()
                 if part not in due:
                     due[part] = now + self.chance.choice((0, self.chance.uniform(0.1, 2)))
-                    if pid not in self.killed and not self._full_disk_did_it(part, now):
-                        self.ledger.violation(f"{part} ended though nobody killed it")
+                    if pid not in self.killed:
+                        self._judge(part, pid, now)
                     self.killed.add(pid)
                 if now < due[part]:
                     continue
                 del due[part]
                 self._restart(part)
 
-    def _full_disk_did_it(self, part, now):
-        if now > self.full_until.get(DISK_OF.get(part), -LATE_S) + LATE_S:
-            return False
-        self.log.note(f"{part} ended of a full disk")
-        return part == "postgres" or now < self.started_at.get(part, -LATE_S) + LATE_S
+    def _look_whether_begun(self, part, pid):
+        if part != "paddockd" or pid in self.begun:
+            return
+        try:
+            if self.stack.daemon_part("main"):
+                self.begun.add(pid)
+        except (OSError, IndexError, ValueError):
+            pass  # it ended just now
+
+    def _judge(self, part, pid, now):
+        """It ended, and nobody killed it."""
+        was_full = now <= self.full_until.get(DISK_OF.get(part), -LATE_S) + LATE_S
+        if was_full and pid not in self.begun:
+            self.log.note(f"{part} ended of a full disk")
+        else:
+            self.ledger.violation(f"{part} ended though nobody killed it")
 
     def _restart(self, part):
-        self.started_at[part] = time.monotonic()
         done = self.stack.restart(part)
         if done.returncode == 0:
             self.log.note(f"{part} started again")
