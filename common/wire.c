@@ -11,8 +11,6 @@
 
 /* tag (u8) and length (u32) before each record of a spec */
 #define SPEC_HEADER_SIZE 5u
-/* file-name suffixes are ".mjs" and the like */
-#define SPEC_SUFFIX_MAX 16u
 
 enum stream_rule { RULE_CONTROL, RULE_STREAM };
 
@@ -253,7 +251,7 @@ static int check_record(const struct wire_record *record, struct error *err)
     case WIRE_SPEC_SCRIPT:
         return 0;
     case WIRE_SPEC_SUFFIX:
-        if (check_string(record, "the suffix", SPEC_SUFFIX_MAX, err) < 0)
+        if (check_string(record, "the suffix", WIRE_SUFFIX_MAX, err) < 0)
             return -1;
         /* it becomes part of a file name */
         if (memchr(record->data, '/', record->len))

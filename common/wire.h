@@ -137,6 +137,9 @@ enum wire_spec_tag {
     WIRE_SPEC_STDIN = 6,  /* empty; the stdin channel is open for DATA (else /dev/null) */
 };
 
+/* A suffix has less than this many bytes, and no slash. */
+#define WIRE_SUFFIX_MAX 16u
+
 int wire_spec_put(struct buf *spec, enum wire_spec_tag tag, const void *data, size_t len);
 
 /* Steps through a spec. *offset starts at 0. Returns 1 and a record, 0 at the end, -1 with

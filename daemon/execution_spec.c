@@ -17,7 +17,6 @@
 #define SPEC_CODE_MAX ((size_t)16 * 1024 * 1024)
 #define SPEC_INPUT_MAX ((size_t)16 * 1024 * 1024)
 #define SPEC_PATH_MAX 4095u /* PATH_MAX of Linux, without the NUL */
-#define SPEC_SUFFIX_MAX 16u
 
 static json_t *parse(const char *json, size_t len, struct error *err)
 {
@@ -147,7 +146,7 @@ static int check_suffix(const json_t *object, struct error *err)
     const char *suffix;
     size_t len;
 
-    if (get_text(object, "suffix", SPEC_SUFFIX_MAX, &suffix, &len, err) < 0)
+    if (get_text(object, "suffix", WIRE_SUFFIX_MAX - 1, &suffix, &len, err) < 0)
         return -1;
     if (suffix && strchr(suffix, '/'))
         return error_set_field(err, ERR_INVALID_FIELD, "suffix", "suffix must be without '/'");
@@ -166,7 +165,7 @@ int execution_spec_parse(const char *json, size_t len, struct execution_spec *sp
     if (json_only_fields(object, names, err) < 0 || put_argv(object, &spec->wire, err) < 0 ||
         put_env(object, &spec->wire, err) < 0 || put_cwd(object, &spec->wire, err) < 0 ||
         check_suffix(object, err) < 0 ||
-        put_text(object, "suffix", SPEC_SUFFIX_MAX, WIRE_SPEC_SUFFIX, &spec->wire, err) < 0 ||
+        put_text(object, "suffix", WIRE_SUFFIX_MAX - 1, WIRE_SPEC_SUFFIX, &spec->wire, err) < 0 ||
         put_text(object, "code", SPEC_CODE_MAX, WIRE_SPEC_SCRIPT, &spec->wire, err) < 0 ||
         put_input(object, spec, err) < 0) {
         execution_spec_free(spec);

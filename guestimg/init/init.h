@@ -31,8 +31,6 @@
 #define INIT_SEEN_BUCKETS 1024u
 /* Of the pipes for stdout and stderr; a refusal by the kernel leaves its default. */
 #define INIT_PIPE_BYTES (256 * 1024)
-/* A suffix is ".mjs", not a path. */
-#define INIT_SUFFIX_MAX 16u
 
 enum init_exit {
     INIT_EXIT_OK = 0,       /* the host closed the socket */

@@ -77,7 +77,7 @@ static const char *keep_string(char **arena_end, const struct wire_record *recor
 
 static bool is_plain_suffix(const struct wire_record *record)
 {
-    return record->len <= INIT_SUFFIX_MAX &&
+    return record->len < WIRE_SUFFIX_MAX &&
            (record->len == 0 || !memchr(record->data, '/', record->len));
 }
 

@@ -82,6 +82,7 @@ static const char *const bad_specs[] = {
     "{\"argv\": [\"a\"], \"code\": {}}",
     "{\"argv\": [\"a\"], \"code\": \"\", \"suffix\": \"/../x\"}",
     "{\"argv\": [\"a\"], \"code\": \"\", \"suffix\": \".aaaaaaaaaaaaaaaaaaaaaaaa\"}",
+    "{\"argv\": [\"a\"], \"code\": \"\", \"suffix\": \".aaaaaaaaaaaaaaa\"}",
     "{\"argv\": [\"a\"], \"stdin\": true}",
 };
 
