@@ -98,7 +98,7 @@ END_TEST
 
 START_TEST(it_begins_as_pending_and_knows_nothing_yet)
 {
-    static const char *const known[] = {"version = 1", "size_bytes = 1", "sha256 = " HASH_A,
+    static const char *const known[] = {"version = 1", "size_bytes = 1", ("sha256 = " HASH_A),
                                         "ready_at = now()",
                                         "ready_at = now(), expires_at = now() + interval '1 day'"};
     _cleanup_scene_ struct scene s = open_scene(NULL, "9");
@@ -290,7 +290,7 @@ END_TEST
 START_TEST(what_is_ready_is_never_overwritten)
 {
     static const char *const fixed[] = {"size_bytes = 9",
-                                        "sha256 = " HASH_B,
+                                        ("sha256 = " HASH_B),
                                         "version = 7",
                                         "name = 'other'",
                                         "mime_type = 'a/b'",
