@@ -161,6 +161,33 @@ def test_ten_thousand_executions_in_one_guest_leave_everything_flat(own_stack):
 TABLES = "sandboxes executions audit sandbox_events usage_intervals usage_days idempotency_keys nodes projects tokens"
 
 
+def test_a_snapshot_that_is_held_does_not_slow_work_down(stack, client, sandbox):
+    """What a backup or a forgotten transaction does: nothing that is updated can be cleaned up."""
+    put_tiny_program(client, sandbox)
+    took = []
+
+    async def run(count):
+        load = LoadClient(client)
+        for _ in range(count):
+            began = time.monotonic()
+            (await load.request("POST", f"~/{sandbox['id']}/exec", {"cmd": ["/workspace/tiny"]})).expect(201)
+            took.append(time.monotonic() - began)
+        await load.close()
+
+    asyncio.run(run(300))
+    took.clear()
+    with subprocess.Popen(
+        ["psql", "-X", "-q", "-A", "-t", stack.dsn()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        holder.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) >= 0 FROM executions;\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "t\n"
+        asyncio.run(run(2000))
+        holder.stdin.close()
+    # A walk over all that cannot be cleaned up would make the last ten times as slow as the first.
+    assert statistics.median(took[-400:]) < 4 * statistics.median(took[:400])
+
+
 def database_sizes(stack):
     names = ", ".join(f"'{t}'" for t in TABLES.split())
     return {
