@@ -118,19 +118,24 @@ cgroup_v2_test() {
 
 # --- the list of all ---------------------------------------------------------------------
 
+# In this order, after those of plain_checks that look at the sources and build. Then come the rest
+# of plain_checks, and sanitized_checks.
+sanitizer_builds=(the_sanitizer_build_has_no_warning images_take_a_sanitized_init)
+sanitized_checks=(unit_tests_under_sanitizers integration_tests_under_sanitizers)
 # These need a processor and no clock (valgrind's tests have twenty times as long): they run beside
 # those that mostly wait for guests, and take only what those leave of it.
 background_checks=(
-    the_sanitizer_build_has_no_warning images_take_a_sanitized_init clang_tidy_finds_nothing
-    clang_builds_without_a_warning arm64_builds_without_a_warning templates_resolve_for_arm64
-    unit_tests_under_valgrind gcc_analyzer coverage
+    clang_tidy_finds_nothing clang_builds_without_a_warning arm64_builds_without_a_warning
+    templates_resolve_for_arm64 unit_tests_under_valgrind gcc_analyzer coverage
 )
-foreground_checks=(
-    unit_tests_under_sanitizers integration_tests_under_sanitizers
+# What needs the machine for itself, or what those in the background built.
+last_checks=(
     guests_limits_hold_on_a_cgroup_v2_kernel unit_tests_of_common_on_arm64
     unit_tests_in_an_arm64_machine the_archive_passes_distcheck
 )
-full_checks=("${background_checks[@]}" "${foreground_checks[@]}")
+full_checks=(
+    "${sanitizer_builds[@]}" "${sanitized_checks[@]}" "${background_checks[@]}" "${last_checks[@]}"
+)
 
 run_full_check() {
     case $1 in
@@ -186,9 +191,9 @@ await_background() {
 
 run_all_checks() {
     local before=4 # of plain_checks: after them nothing writes to the build folder
-    run_checks "${plain_checks[@]:0:before}"
+    run_checks "${plain_checks[@]:0:before}" "${sanitizer_builds[@]}"
     in_background
-    run_checks "${plain_checks[@]:before}"
+    run_checks "${plain_checks[@]:before}" "${sanitized_checks[@]}"
     await_background
-    run_checks "${foreground_checks[@]}"
+    run_checks "${last_checks[@]}"
 }
