@@ -326,6 +326,8 @@ START_TEST(it_leaves_the_node_open_and_those_who_wait_to_the_next)
     char sandbox[ID_TEXT_SIZE];
     char epoch[32];
     setup(&f);
+    /* The look below is to stay the last that its connection was asked. */
+    f.config->daemon_heartbeat = 60000;
     /* A sandbox of another node: nothing that happens here ends its wait. */
     make_project(f.db, "run", NULL, project);
     make_node(f.db, "2", "5", epoch);
