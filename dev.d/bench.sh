@@ -38,8 +38,8 @@ bench_node_modules() {
 
 do_bench() {
     local docker modules
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
-        PADDOCK_CONF_EXTRA
+    forget_service
+    unset PADDOCK_WEB
     ensure_packages wrk
     make_ready
     mkdir -p "$cache/log"

@@ -113,10 +113,11 @@ PY
 # --- the list of all -----------------------------------------------------------------------
 
 # In the order in which they run.
-plain_checks=(
+source_checks=(
     shellcheck_finds_nothing c_files_are_formatted cppcheck_finds_nothing unit_tests
-    "${web_servers[@]/#/integration_tests_through_}" faults
 )
+service_checks=("${web_servers[@]/#/integration_tests_through_}" faults)
+plain_checks=("${source_checks[@]}" "${service_checks[@]}")
 
 run_check() {
     case $1 in
@@ -146,8 +147,8 @@ do_check() {
         [[ " ${plain_checks[*]} ${full_checks[*]} " == *" $name "* ]] ||
             die "no check is named $name; they are: ${plain_checks[*]} ${full_checks[*]}"
     done
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PORT PADDOCK_WEB \
-        PADDOCK_CONF_EXTRA
+    forget_service
+    unset PADDOCK_WEB
     ensure_packages "${check_packages[@]}"
     [[ -z $full && $# -eq 0 ]] || ensure_packages "${full_check_packages[@]}" "${arm64_packages[@]}"
     make_ready

@@ -118,8 +118,7 @@ cgroup_v2_test() {
 
 # --- the list of all ---------------------------------------------------------------------
 
-# In this order, after those of plain_checks that look at the sources and build. Then come the rest
-# of plain_checks, and sanitized_checks.
+# run_all_checks has their order.
 sanitizer_builds=(the_sanitizer_build_has_no_warning images_take_a_sanitized_init)
 sanitized_checks=(unit_tests_under_sanitizers integration_tests_under_sanitizers)
 # These need a processor and no clock (valgrind's tests have twenty times as long): they run beside
@@ -190,10 +189,9 @@ await_background() {
 }
 
 run_all_checks() {
-    local before=4 # of plain_checks: after them nothing writes to the build folder
-    run_checks "${plain_checks[@]:0:before}" "${sanitizer_builds[@]}"
-    in_background
-    run_checks "${plain_checks[@]:before}" "${sanitized_checks[@]}"
+    run_checks "${source_checks[@]}" "${sanitizer_builds[@]}"
+    in_background # from here on nothing else writes to the build folder
+    run_checks "${service_checks[@]}" "${sanitized_checks[@]}"
     await_background
     run_checks "${last_checks[@]}"
 }

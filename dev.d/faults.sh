@@ -10,8 +10,7 @@ run_faults() {
 
 # ./dev faults [SEED...]
 do_faults() {
-    unset PADDOCK_URL PADDOCK_PROJECT PADDOCK_TOKEN PADDOCK_RUN_DIR PADDOCK_PID_DIR PADDOCK_PORT \
-        PADDOCK_CONF_EXTRA
+    forget_service
     make_ready
     run_faults "$@"
 }
