@@ -1,18 +1,16 @@
 """What a running service takes of its host and of its guests, as numbers that can be compared.
 
-Used by tests of long runs: Footprint(stack).take() at two quiet moments, and grown() says what
-became more between them than the operations in between account for. Memory is that of the
-process alone (anonymous pages, KiB): pages of files come and go with the page cache.
+Used by tests of long runs, which compare Footprint(stack).take() of two quiet moments. Memory is that
+of the process alone (anonymous pages, KiB): pages of files come and go with the page cache.
 """
 
 import pathlib
 
-from harness import WEB, children, cmdline, fd_count, processes_naming, wait_for
+from harness import WEB, children, cmdline, fd_count, processes_naming, rss_kib, wait_for
 
 
-def memory_kib(pid, field="RssAnon"):
-    with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
+def memory_kib(pid):
+    return rss_kib(pid, "RssAnon")
 
 
 def lines_naming(path, text):

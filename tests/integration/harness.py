@@ -257,6 +257,12 @@ class Stack:
                 return child
         return None
 
+    def stop(self, name, number=signal.SIGTERM):
+        """Signals a part that nobody starts again, and waits for its end."""
+        pid = self.pid(name)
+        os.kill(pid, number)
+        wait_for(lambda: not pathlib.Path(f"/proc/{pid}").exists(), f"the end of {name}")
+
     def signal(self, name, number=signal.SIGTERM):
         os.kill(self.pid(name), number)
 
@@ -358,9 +364,9 @@ def children(pid):
     return out
 
 
-def rss_kib(pid):
+def rss_kib(pid, field="VmRSS"):
     with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+        return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
 
 
 def fd_count(pid):

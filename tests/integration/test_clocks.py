@@ -5,8 +5,6 @@ directions (their monotonic clocks stay right). What they say of time, and when 
 end a sandbox, must be the database's.
 """
 
-import pathlib
-import signal
 import subprocess
 import time
 
@@ -73,9 +71,7 @@ def clock(tmp_path_factory):
 
 def restart_at(stack, part, clock, offset_s):
     """The part again, with such a clock."""
-    pid = stack.pid(part)
-    stack.signal(part, signal.SIGTERM)
-    wait_for(lambda: not pathlib.Path(f"/proc/{pid}").exists(), f"the end of {part}")
+    stack.stop(part)
     kept = dict(stack.env)
     stack.env.update(LD_PRELOAD=str(clock), CLOCK_OFFSET_S=str(offset_s))
     try:

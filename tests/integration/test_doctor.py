@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from harness import BUILD, TOP, free_port, wait_for
+from harness import BUILD, TOP, free_port
 
 pytestmark = pytest.mark.any_web
 
@@ -294,23 +294,18 @@ def test_a_paddockd_that_is_missing_or_gives_no_report(stack, folder):
 def test_parts_that_are_stopped(own_stack, folder):
     stack = own_stack()
 
-    def stop(part, number=signal.SIGTERM):
-        pid = stack.pid(part)
-        stack.signal(part, number)
-        wait_for(lambda: not pathlib.Path(f"/proc/{pid}").exists(), f"the end of {part}")
-
-    stop("lighttpd")
+    stack.stop("lighttpd")
     assert_only(diagnose(stack), "web server", ["no answer", "start the web server"])
     stack.up()
 
-    stop("paddock-fcgi")
+    stack.stop("paddock-fcgi")
     findings = diagnose(stack)
     assert "start paddock-fcgi" in findings["handlers"]["detail"]
     assert "mend handlers" in findings.pop("web server")["detail"]
     assert_only(findings, "handlers", ["systemctl start paddock-fcgi"])
     stack.up()
 
-    stop("paddockd")
+    stack.stop("paddockd")
     findings = diagnose(stack)
     assert_only(findings, "paddockd", ["systemctl start paddockd"])
     # Nobody holds the state folder now: a guest is tried.
@@ -321,7 +316,7 @@ def test_parts_that_are_stopped(own_stack, folder):
     stack.up()
     assert {one["result"] for one in diagnose(stack).values()} == {"ok"}
 
-    stop("postgres", signal.SIGINT)
+    stack.stop("postgres", signal.SIGINT)
     findings = diagnose(stack)
     assert {name: one["result"] for name, one in findings.items() if one["result"] != "ok"} == {
         "database": "failed", "schema": "unchecked", "paddockd": "unchecked", "handlers": "failed", "web server": "failed",

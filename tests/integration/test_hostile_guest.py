@@ -15,7 +15,7 @@ import time
 import pytest
 
 import hostile_init
-from harness import IMAGES, Stack, cgroups_naming, growth, processes_naming, wait_for
+from harness import IMAGES, Stack, cgroups_naming, growth, processes_naming, rss_kib, wait_for
 
 pytestmark = pytest.mark.any_web
 
@@ -67,13 +67,6 @@ def make_images(folder):
     init.chmod(0o755)
     manifest.unlink()
     manifest.write_text(text)
-
-
-def rss_kib(pid):
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise AssertionError("no VmRSS")
 
 
 class Run:
