@@ -366,6 +366,13 @@ static void mount_small(struct fixture *f)
     f->config.daemon_state_dir = path;
 }
 
+static void teardown_small(struct fixture *f)
+{
+    teardown(f);
+    ck_assert_int_eq(umount(f->config.daemon_state_dir), 0);
+    ck_assert_int_eq(rmdir(f->config.daemon_state_dir), 0);
+}
+
 static void fill(const struct fixture *f, off_t bytes)
 {
     char path[128];
@@ -405,9 +412,7 @@ START_TEST(a_node_whose_disk_is_full_takes_no_admissions_until_there_is_room)
     fill(&f, 0);
     node_check_room(f.d.node);
     ck_assert_int_eq(accepting_now(&f), 0);
-    teardown(&f);
-    ck_assert_int_eq(umount(f.config.daemon_state_dir), 0);
-    ck_assert_int_eq(rmdir(f.config.daemon_state_dir), 0);
+    teardown_small(&f);
 }
 END_TEST
 
@@ -419,9 +424,7 @@ START_TEST(a_node_that_starts_on_a_full_disk_says_so)
     fill(&f, 19 << 20);
     register_now(&f);
     ck_assert_int_eq(accepting_now(&f), 0);
-    teardown(&f);
-    ck_assert_int_eq(umount(f.config.daemon_state_dir), 0);
-    ck_assert_int_eq(rmdir(f.config.daemon_state_dir), 0);
+    teardown_small(&f);
 }
 END_TEST
 
